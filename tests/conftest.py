@@ -1,0 +1,19 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of real image data (zips), named by PAR_REAL_DATA or lying beside the checkout."""
+    folder = Path(os.environ.get("PAR_REAL_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no real image data at {folder}; set PAR_REAL_DATA to a folder of image zips")
+    return folder
