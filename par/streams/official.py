@@ -1,0 +1,390 @@
+"""Data sets as their authors, or torchvision, lay them out in ``data_dir``."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import pickle
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from par.files import sha256_bytes
+from par.streams.reading import SPLITS, Request, Source, SourceError, read_images, walk
+from par.streams.transforms import grey_to_rgb
+
+
+@dataclass(frozen=True)
+class Official:
+    """A data set as its authors, or torchvision, lay it out in ``data_dir``.
+
+    ``files`` says in words what to put there; ``download(root)`` lets torchvision put it there.
+    """
+
+    files: str
+    present: Callable[[Path], bool]
+    read: Callable[[Request], Source]
+    download: Callable[[Path], None] | None = None
+
+
+def _check_md5(path: Path, md5: str) -> None:
+    with open(path, "rb") as handle:
+        found = hashlib.file_digest(handle, "md5").hexdigest()
+    if found != md5:
+        raise SourceError(f"{path} has the MD5 checksum {found}, its publisher says {md5}; fetch the file again.")
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads pickled arrays, lists and mappings and refuses everything else: a pickle can run any program."""
+
+    ALLOWED = ("_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer")
+
+    def find_class(self, module: str, name: str):
+        if module.split(".")[0] == "numpy" and name in self.ALLOWED:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        if (module, name) in (("_codecs", "encode"), ("collections", "OrderedDict"), ("collections", "defaultdict")):
+            return super().find_class(module, name)
+        if name in ("list", "dict", "int") and module in ("builtins", "__builtin__"):
+            return super().find_class("builtins", name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _unpickle(content: bytes, where: str):
+    try:
+        return _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        raise SourceError(f"{where} is no readable pickle of arrays ({error}); fetch it again.") from error
+
+
+@dataclass(frozen=True)
+class _Cifar:
+    """CIFAR's python version: pickled batches in a folder or its ``.tar.gz``."""
+
+    folder: str
+    archive: str
+    md5: str
+    batches: Mapping[str, tuple[str, ...]]
+    label_key: str
+    meta: str
+    names_key: str
+
+    def present(self, data_dir: Path) -> bool:
+        return (data_dir / self.archive).exists() or (data_dir / self.folder).is_dir()
+
+    def read(self, request: Request) -> Source:
+        place = request.data_dir / self.archive
+        if place.exists():
+            _check_md5(place, self.md5)
+        else:
+            place = request.data_dir
+        wanted = [f"{self.folder}/{name}" for name in (*self.batches["train"], *self.batches["test"], self.meta)]
+        contents = dict(walk(place, wanted))
+        images, labels = {}, {}
+        for split, batches in self.batches.items():
+            read = [_unpickle(contents[f"{self.folder}/{name}"], f"{place}: {name}") for name in batches]
+            pixels = np.concatenate([batch["data"] for batch in read])
+            images[split] = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+            labels[split] = np.concatenate([np.asarray(batch[self.label_key], np.int64) for batch in read])
+        classes = _unpickle(contents[f"{self.folder}/{self.meta}"], f"{place}: {self.meta}")[self.names_key]
+        digest = sha256_bytes(b"".join(hashlib.sha256(contents[name]).digest() for name in wanted))
+        return Source(request.dataset, tuple(classes), images, labels, digest)
+
+
+_CIFAR10 = _Cifar(
+    "cifar-10-batches-py",
+    "cifar-10-python.tar.gz",
+    "c58f30108f718f92721af3b95e74349a",
+    {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)},
+    "labels",
+    "batches.meta",
+    "label_names",
+)
+_CIFAR100 = _Cifar(
+    "cifar-100-python",
+    "cifar-100-python.tar.gz",
+    "eb9058c3a382ffc7106e4002c42a8d85",
+    {"train": ("train",), "test": ("test",)},
+    "fine_labels",
+    "meta",
+    "fine_label_names",
+)
+
+
+@dataclass(frozen=True)
+class _Idx:
+    """The MNIST family: four idx files in ``<folder>/raw``, compressed (then their checksum is verified) or not."""
+
+    folder: str
+    md5: Mapping[str, str]
+    classes: tuple[str, ...]
+
+    def _file(self, data_dir: Path, name: str) -> Path | None:
+        raw = data_dir / self.folder / "raw"
+        return next((path for path in (raw / f"{name}.gz", raw / name) if path.exists()), None)
+
+    def present(self, data_dir: Path) -> bool:
+        return all(self._file(data_dir, name) for name in self.md5)
+
+    def read(self, request: Request) -> Source:
+        images, labels, digest = {}, {}, hashlib.sha256()
+        for split, prefix in zip(SPLITS, ("train", "t10k")):
+            arrays = []
+            for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
+                path = self._file(request.data_dir, name)
+                content = path.read_bytes()
+                if path.suffix == ".gz":
+                    _check_md5(path, self.md5[name])
+                    content = gzip.decompress(content)
+                digest.update(hashlib.sha256(content).digest())
+                arrays.append(_parse_idx(content, path))
+            images[split], labels[split] = grey_to_rgb(arrays[0]), arrays[1].astype(np.int64)
+        return Source(request.dataset, self.classes, images, labels, digest.hexdigest())
+
+
+def _parse_idx(content: bytes, path: Path) -> np.ndarray:
+    """An idx file of bytes: a magic number 0, 0, 8, rank, then the sizes as big-endian 32-bit numbers."""
+    try:
+        if content[:3] != b"\0\0\x08":
+            raise ValueError("wrong magic number")
+        shape = np.frombuffer(content, ">u4", content[3], offset=4)
+        return np.frombuffer(content, np.uint8, offset=4 + shape.nbytes).reshape(shape.tolist())
+    except ValueError as error:
+        raise SourceError(f"{path} is no complete idx file of bytes ({error}); fetch it again.") from error
+
+
+_MNIST = _Idx(
+    "MNIST",
+    {
+        "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+    tuple(str(digit) for digit in range(10)),
+)
+_FASHION = _Idx(
+    "FashionMNIST",
+    {
+        "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
+    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+
+SVHN_MD5 = {"train": "e26dedcc434d2e4c54c9b2d4a06d8373", "test": "eb5a983be6a315427106f1b164d9cef3"}
+
+
+def _svhn(request: Request) -> Source:
+    """SVHN's cropped digits: ``{train,test}_32x32.mat``; the digit 0 carries label 10 there."""
+    from scipy.io import loadmat
+
+    images, labels, digest = {}, {}, hashlib.sha256()
+    for split in SPLITS:
+        path = request.data_dir / f"{split}_32x32.mat"
+        _check_md5(path, SVHN_MD5[split])
+        content = path.read_bytes()
+        digest.update(hashlib.sha256(content).digest())
+        arrays = loadmat(io.BytesIO(content))
+        images[split] = np.ascontiguousarray(arrays["X"].transpose(3, 0, 1, 2))
+        labels[split] = arrays["y"].astype(np.int64).ravel() % 10
+    return Source(request.dataset, tuple(str(digit) for digit in range(10)), images, labels, digest.hexdigest())
+
+
+DTD_MD5 = "fff73e5086ae6bdbea199a49dfb8a4c1"
+
+
+def _dtd_place(data_dir: Path) -> tuple[Path, str] | None:
+    """Where DTD lies and the prefix of its names: the archive, torchvision's folder or the unpacked archive."""
+    for archive in (data_dir / "dtd-r1.0.1.tar.gz", data_dir / "dtd" / "dtd-r1.0.1.tar.gz"):
+        if archive.exists():
+            return archive, "dtd/"
+    for folder in (data_dir / "dtd" / "dtd", data_dir / "dtd"):
+        if (folder / "labels").is_dir():
+            return folder, ""
+    return None
+
+
+def _dtd(request: Request) -> Source:
+    """DTD, official split 1: its train and val lists are for training (80 images a class), its test list has 40."""
+    place, prefix = _dtd_place(request.data_dir)
+    if place.is_file():
+        _check_md5(place, DTD_MD5)
+    split_of = {"train": "train", "val": "train", "test": "test"}
+    lists = {f"{prefix}labels/{part}1.txt": split for part, split in split_of.items()}
+    members: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for name, content in sorted(walk(place, lists)):
+        members[lists[name]] += content.decode().split()
+    classes = tuple(sorted({name.split("/")[0] for name in members["train"]}))
+    digest = hashlib.sha256()
+    names = {split: sorted(members[split]) for split in SPLITS}
+    paths = [f"{prefix}images/{name}" for split in SPLITS for name in names[split]]
+    pixels = read_images(place, paths, request, digest)
+    images = dict(zip(SPLITS, np.split(pixels, [len(names["train"])])))
+    labels = {split: np.array([classes.index(name.split("/")[0]) for name in names[split]]) for split in SPLITS}
+    return Source(request.dataset, classes, images, labels, digest.hexdigest())
+
+
+MINIIMAGENET_PARTS = ("train", "val", "test")  # of classes, not of images: 64, 16 and 20 classes of 600 images
+MINIIMAGENET_TEST = 60  # the last so many images of a class are for testing (facts 6c)
+
+
+def _miniimagenet_pickles(data_dir: Path) -> list[Path]:
+    for folder in (data_dir / "miniimagenet", data_dir):
+        paths = [folder / f"mini-imagenet-cache-{part}.pkl" for part in MINIIMAGENET_PARTS]
+        if all(path.exists() for path in paths):
+            return paths
+    return []
+
+
+def _miniimagenet_lists(data_dir: Path) -> list[Path]:
+    folder = data_dir / "miniimagenet"
+    paths = [folder / f"{part}.csv" for part in MINIIMAGENET_PARTS]
+    return paths if all(path.exists() for path in paths) and (folder / "images").is_dir() else []
+
+
+def _miniimagenet(request: Request) -> Source:
+    """miniImageNet from its three pickles, or from ``images/*.jpg`` with ``{train,val,test}.csv`` (filename,label)."""
+    digest = hashlib.sha256()
+    by_class: dict[str, np.ndarray] = {}
+    if paths := _miniimagenet_pickles(request.data_dir):
+        for path in paths:
+            content = path.read_bytes()
+            digest.update(hashlib.sha256(content).digest())
+            part = _unpickle(content, str(path))
+            for name, rows in part["class_dict"].items():
+                by_class[name] = part["image_data"][np.asarray(rows)]
+    else:
+        files: dict[str, list[str]] = defaultdict(list)
+        paths = _miniimagenet_lists(request.data_dir)
+        for path in paths:
+            with open(path, newline="", encoding="utf-8") as handle:
+                for line in csv.DictReader(handle):
+                    files[line["label"]].append(line["filename"])
+        names = [name for members in files.values() for name in members]
+        pixels = read_images(paths[0].parent / "images", names, request, digest)
+        starts = np.cumsum([len(members) for members in files.values()])[:-1]
+        by_class = dict(zip(files, np.split(pixels, starts)))
+    images, labels = {}, {}
+    for split, part in (("train", slice(None, -MINIIMAGENET_TEST)), ("test", slice(-MINIIMAGENET_TEST, None))):
+        images[split] = np.concatenate([pixels[part] for pixels in by_class.values()])
+        labels[split] = np.repeat(np.arange(len(by_class)), [len(pixels[part]) for pixels in by_class.values()])
+    return Source(request.dataset, tuple(by_class), images, labels, digest.hexdigest())
+
+
+FCELEBA_USERS = 10  # the first ones, their numbers sorted as texts: 0 1 10 11 12 ... (facts 6c)
+FCELEBA_ATTRIBUTE = "Smiling"
+
+
+def _celeba_images(folder: Path) -> Path | None:
+    return next((p for p in (folder / "img_align_celeba", folder / "img_align_celeba.zip") if p.exists()), None)
+
+
+def _fceleba_present(data_dir: Path) -> bool:
+    folder = data_dir / "celeba"
+    lists = [any((folder / "leaf" / split).glob("*.json")) for split in SPLITS]
+    return all(lists) and (folder / "list_attr_celeba.txt").exists() and _celeba_images(folder) is not None
+
+
+def _fceleba(request: Request) -> Source:
+    """F-CelebA: the images of ten LEAF users, two classes a user (``<user>-neutral``, ``<user>-smiling``).
+
+    LEAF's lists say which images a user has, CelebA's attribute file says who smiles. Images are resized to the
+    square ``request.size`` without keeping their aspect ratio, as CAT and PAR do.
+    """
+    folder = request.data_dir / "celeba"
+    smiles = _celeba_attribute(folder / "list_attr_celeba.txt", FCELEBA_ATTRIBUTE)
+    place = _celeba_images(folder)
+    prefix = "img_align_celeba/" if place.suffix == ".zip" else ""
+    files: dict[str, dict[str, list[str]]] = {}
+    for split in SPLITS:
+        files[split] = {}
+        for path in sorted((folder / "leaf" / split).glob("*.json")):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            files[split].update({user: data["x"] for user, data in content["user_data"].items()})
+    users = sorted(files["train"])[:FCELEBA_USERS]
+    classes = tuple(f"{user}-{mood}" for user in users for mood in ("neutral", "smiling"))
+    digest, images, labels = hashlib.sha256(), {}, {}
+    for split in SPLITS:
+        if unknown := [name for user in users for name in files[split][user] if name not in smiles]:
+            raise SourceError(f"{folder}/list_attr_celeba.txt lacks {unknown[0]}; fetch CelebA's file again.")
+        members = [(2 * rank + smiles[name], name) for rank, user in enumerate(users) for name in files[split][user]]
+        images[split] = read_images(place, [prefix + name for _, name in members], request, digest, squash=True)
+        labels[split] = np.array([label for label, _ in members])
+    digest.update(json.dumps(labels["train"].tolist() + labels["test"].tolist()).encode())
+    return Source(request.dataset, classes, images, labels, digest.hexdigest())
+
+
+def _celeba_attribute(path: Path, column: str) -> dict[str, bool]:
+    """Which images of CelebA have an attribute. The file: a count, the column names, one image a line with -1 or 1."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    columns = lines[1].split() if len(lines) > 1 else []
+    if column not in columns:
+        raise SourceError(
+            f"{path} has no column {column!r}, its columns are {' '.join(columns[:5]) or 'none'} ...; "
+            "fetch CelebA's list_attr_celeba.txt again."
+        )
+    position = columns.index(column) + 1
+    return {fields[0]: fields[position] == "1" for fields in map(str.split, lines[2:])}
+
+
+def _from_torchvision(name: str, **splits: Sequence[object]) -> Callable[[Path], None]:
+    """A download by the torchvision data set ``name``, once for each value of its split argument."""
+
+    def download(root: Path) -> None:
+        from torchvision import datasets
+
+        for argument, values in splits.items():
+            for value in values:
+                getattr(datasets, name)(root, download=True, **{argument: value})
+
+    return download
+
+
+OFFICIAL: dict[str, Official] = {
+    "cifar10": Official(_CIFAR10.archive, _CIFAR10.present, _CIFAR10.read, _from_torchvision("CIFAR10", train=(True,))),
+    "cifar100": Official(
+        _CIFAR100.archive, _CIFAR100.present, _CIFAR100.read, _from_torchvision("CIFAR100", train=(True,))
+    ),
+    "mnist": Official(
+        f"MNIST/raw/ with {', '.join(_MNIST.md5)} (or .gz)",
+        _MNIST.present,
+        _MNIST.read,
+        _from_torchvision("MNIST", train=(True,)),
+    ),
+    "fashionmnist": Official(
+        f"FashionMNIST/raw/ with {', '.join(_FASHION.md5)} (or .gz)",
+        _FASHION.present,
+        _FASHION.read,
+        _from_torchvision("FashionMNIST", train=(True,)),
+    ),
+    "svhn": Official(
+        "train_32x32.mat and test_32x32.mat",
+        lambda data_dir: all((data_dir / f"{split}_32x32.mat").exists() for split in SPLITS),
+        _svhn,
+        _from_torchvision("SVHN", split=SPLITS),
+    ),
+    "dtd": Official(
+        "dtd-r1.0.1.tar.gz",
+        lambda data_dir: _dtd_place(data_dir) is not None,
+        _dtd,
+        _from_torchvision("DTD", split=("train",)),
+    ),
+    "miniimagenet": Official(
+        "miniimagenet/ with mini-imagenet-cache-{train,val,test}.pkl or with images/*.jpg and {train,val,test}.csv",
+        lambda data_dir: bool(_miniimagenet_pickles(data_dir) or _miniimagenet_lists(data_dir)),
+        _miniimagenet,
+    ),
+    "fceleba": Official(
+        "celeba/ with img_align_celeba/ or .zip, list_attr_celeba.txt and LEAF's leaf/train/*.json, leaf/test/*.json",
+        _fceleba_present,
+        _fceleba,
+    ),
+}

@@ -1,0 +1,83 @@
+"""Every data set, as uint8 RGB images with labels.
+
+A data set is looked for in this order, and one :class:`SourceError` names all of it when nothing is found:
+
+1. inside an installed package (the embedded data sets: no download),
+2. an image folder or zip ``<data_dir>/<file>[.zip]`` laid out ``<split>/<class>/<image>``,
+3. the official archive, or torchvision's own layout, in ``<data_dir>``,
+4. torchvision's checksummed download into ``<data_dir>``.
+
+Sources are decoded once per process: a stage builds all its seeds from one copy in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from pathlib import Path
+
+from par.streams.embedded import EMBEDDED
+from par.streams.official import OFFICIAL, Official
+from par.streams.reading import Request, Source, SourceError, holds_splits, image_folder
+
+__all__ = ["Request", "Source", "SourceError", "load_source"]
+
+
+def load_source(request: Request) -> Source:
+    """The data set that ``request`` names.
+
+    Raises:
+        SourceError: it is nowhere to be found, damaged, or its images do not fit together.
+    """
+    return _embedded(request.dataset) if request.dataset in EMBEDDED else _from_disk(request)
+
+
+@functools.cache
+def _embedded(dataset: str) -> Source:
+    return EMBEDDED[dataset]()
+
+
+@functools.lru_cache(maxsize=8)  # the largest stream, S_long, draws from five
+def _from_disk(request: Request) -> Source:
+    for place in (request.data_dir / request.file, request.data_dir / f"{request.file}.zip"):
+        if place.suffix == ".zip" or holds_splits(place):
+            if place.exists():
+                return image_folder(request, place)
+    official = OFFICIAL.get(request.dataset)
+    if official is None:
+        raise _not_found(request, None, "it has no official archive that this program knows")
+    if not official.present(request.data_dir):
+        if official.download is None:
+            raise _not_found(request, official, "it has no download")
+        _download(request, official)
+    return official.read(request)
+
+
+def _not_found(request: Request, official: Official | None, why: str) -> SourceError:
+    looked_for = f"the image folder {request.file}/ or {request.file}.zip with <split>/<class>/<image>"
+    remedies = [f"put {request.file}.zip (train/<class>/<image>, test/<class>/<image>) there"]
+    if official is not None:
+        looked_for += f", {official.files}"
+        remedies.append(f"put {official.files} there")
+    remedies.append("set data_dir to the folder that holds it")
+    if official is not None and official.download is not None:
+        remedies.append("run once on a machine with internet access")
+    missing = "" if request.data_dir.is_dir() else ", which does not exist"
+    return SourceError(
+        f"Data set {request.dataset!r} was not found: looked for {looked_for} in {request.data_dir}{missing}; {why}. "
+        f"Remedies: {'; '.join(remedies)}."
+    )
+
+
+def _download(request: Request, official: Official) -> None:
+    """Let torchvision download into a temporary folder, then move what came into ``data_dir``."""
+    anchor = next(path for path in (request.data_dir, *request.data_dir.absolute().parents) if path.is_dir())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".download.", dir=anchor) as draft:
+            official.download(Path(draft))
+            request.data_dir.mkdir(parents=True, exist_ok=True)
+            for item in Path(draft).iterdir():
+                os.replace(item, request.data_dir / item.name)
+    except (OSError, RuntimeError) as error:
+        raise _not_found(request, official, f"its download failed ({' '.join(str(error).split())})") from error
