@@ -1,0 +1,1 @@
+"""How related tasks are: frozen features, class prototypes, task distances, and the plan that follows from them."""
