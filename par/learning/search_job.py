@@ -1,0 +1,85 @@
+"""The architecture search of one task, as a job that fills the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from par.cells.search import search_cell
+from par.code import PLUMBING, code_digest
+from par.config import Config, to_plain
+from par.learning.augment import Images
+from par.learning.store import Store, entry_key
+from par.streams import load_stream
+
+
+@dataclass(frozen=True)
+class SearchJob:
+    """Search a cell for one task (a :class:`par.learning.workers.Job`); ``directory`` is the built stream of ``seed``.
+
+    The store's entry holds ``genotype`` (JSON of :mod:`par.cells.genotype`), ``history`` (rows) and ``seconds``.
+    """
+
+    stream: str
+    directory: Path
+    seed: int
+    task: int
+    n_train: int
+    config: Config
+    device: torch.device
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.config.search.update} search seed {self.seed} task {self.task}"
+
+    def cost(self) -> int:
+        """See :class:`par.learning.workers.Job`; half of the images train, the other half only predict."""
+        trains = self.config.search.update in ("mdl", "advantage")
+        return self.config.search.epochs * (self.n_train // 2) if trains else 0
+
+    @property
+    def key(self) -> str:
+        """Store key: what the genotype depends on."""
+        recipe = self.config.recipe_for(self.stream, "par")
+        content = {
+            "search": to_plain(self.config.search),
+            "expert": to_plain(self.config.expert),
+            "recipe": {name: getattr(recipe, name) for name in ("batch_size", "momentum", "weight_decay")},
+            "task": load_stream(self.directory).tasks[self.task].digest,
+            "seed": self.seed,
+            "device": self.device.type,
+            "torch": torch.__version__,
+            "code": code_digest([__name__], PLUMBING),
+        }
+        return entry_key(content)
+
+    def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
+        """See :class:`par.learning.workers.Job`."""
+        _, is_new = store.get_or_compute(self.key, lambda: self._search(progress))
+        if not is_new:
+            progress(self.cost())
+        return int(is_new), int(not is_new)
+
+    def _search(self, progress: Callable[[int], None]) -> dict[str, Any]:
+        started = time.perf_counter()
+        task = load_stream(self.directory).tasks[self.task]
+        part = task.split("train")
+        train = Images(part.images, part.labels, task.mean, task.std, task.augment, self.device)
+        result = search_cell(
+            train,
+            task.n_classes,
+            self.config.expert,
+            self.config.search,
+            self.config.recipe_for(self.stream, "par"),
+            f"{self.seed}/{task.digest}",
+            self.device,
+            progress,
+        )
+        seconds = time.perf_counter() - started
+        return {"genotype": result.genotype.to_json(), "history": result.history, "seconds": seconds}

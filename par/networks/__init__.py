@@ -1,0 +1,13 @@
+"""Networks of the single-network methods, and the heads that every method shares."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from par.config import Network
+from par.networks.resnet import LightResNet18
+
+
+def build_network(settings: Network) -> nn.Module:
+    """The trunk that ``settings`` describe: images [n, 3, H, W] -> features [n, ``trunk.n_features``]."""
+    return LightResNet18(settings.width, settings.stem_pool)

@@ -1,0 +1,56 @@
+"""The light ResNet18 of MNTDP and PAR: the same width in all four stages (facts 6a)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch normalisation and a shortcut (He et al. 2016)."""
+
+    def __init__(self, width: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        if stride == 1:
+            self.shortcut = nn.Identity()
+        else:
+            self.shortcut = nn.Sequential(nn.Conv2d(width, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = functional.relu(self.norm1(self.conv1(inputs)), inplace=True)
+        outputs = self.norm2(self.conv2(outputs)) + self.shortcut(inputs)
+        return functional.relu(outputs, inplace=True)
+
+
+class LightResNet18(nn.Module):
+    """Trunk of 606,400 parameters at width 64; with one 10-way head the paper's 0.607M.
+
+    Args:
+        width: channels of the stem and of every stage.
+        stem_pool: 3x3/2 max-pool after the stem, as in PAR's code; MNTDP's network has none and 4 times the work.
+    """
+
+    def __init__(self, width: int = 64, stem_pool: bool = True):
+        super().__init__()
+        self.n_features = width
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        )
+        self.pool = nn.MaxPool2d(3, 2, padding=1) if stem_pool else nn.Identity()
+        self.stages = nn.Sequential(
+            *(nn.Sequential(BasicBlock(width, stride), BasicBlock(width, 1)) for stride in (1, 2, 2, 2))
+        )
+        self.to(memory_format=torch.channels_last)
+
+    def blocks(self) -> list[nn.Module]:
+        """The network in six parts that MNTDP chooses from: stem, stages 1-3 and the two blocks of stage 4 (facts 4.14)."""
+        return [nn.Sequential(self.stem, self.pool), *self.stages[:3], *self.stages[3]]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [n, 3, H, W] of any size -> features [n, width]."""
+        return self.stages(self.pool(self.stem(images))).mean(dim=(2, 3))
