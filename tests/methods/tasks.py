@@ -1,0 +1,49 @@
+"""Tiny tasks, steps and learners for the tests of methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from par.config import Config, Expert, Network, Recipe, parse
+from par.learning.augment import Images
+from par.methods import load_method
+from par.methods.base import LearningTask, Method, Step
+
+RECIPE = Recipe(epochs=8, batch_size=8, learning_rate=0.05, weight_decay=0.001)
+CONFIG = Config(
+    preset="test",
+    streams=(),
+    seeds=(0,),
+    methods={},
+    network=Network(width=8),
+    expert=Expert(cells=2, channels=4),
+)
+
+
+def images(task_id: int, split: str, n_classes: int = 3, per_class: int = 16, size: int = 16) -> Images:
+    """Noise around one random pattern per class; every task has patterns of its own, splits share them."""
+    patterns = np.random.default_rng(task_id).integers(0, 256, (n_classes, 3, size, size))
+    noise = np.random.default_rng([task_id, split == "train"]).normal(0, 60, (n_classes * per_class, 3, size, size))
+    labels = np.arange(n_classes * per_class) % n_classes
+    pixels = np.clip(patterns[labels] + noise, 0, 255).astype(np.uint8)
+    augment = ("flip",) if split == "train" else ()
+    return Images(pixels, labels, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), augment)
+
+
+def task(task_id: int, **shape: Any) -> LearningTask:
+    """A task that a few epochs learn well above chance; ``shape``: see :func:`images`."""
+    n_classes = shape.get("n_classes", 3)
+    return LearningTask(task_id, n_classes, images(task_id, "train", **shape), images(task_id, "valid", **shape))
+
+
+def learner(name: str, config: Config = CONFIG, **hyper: Any) -> Method:
+    """A new learner of method ``name`` with hyper-parameters that differ from the defaults."""
+    method = load_method(name)
+    return method(config, parse(method.Hyper, hyper, f"methods.{name}"))
+
+
+def step(task_id: int, recipe: Recipe = RECIPE) -> Step:
+    """The circumstances in which :func:`task` number ``task_id`` is learned."""
+    return Step(recipe, f"test/{task_id}")
