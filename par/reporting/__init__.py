@@ -1,0 +1,1 @@
+"""From predictions to metrics, tables, figures and the report."""

@@ -1,0 +1,129 @@
+"""The numbers that the paper printed, read from published.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from par.config import ConfigError, Range, parse, read_yaml
+
+LIMITS = {"AP": Range(0, 1), "AF": Range(-1, 1), "M": Range(0, above=True), "hours": Range(0, above=True)}
+
+PUBLISHED = Path(__file__).with_name("published.yaml")
+
+
+@dataclass(frozen=True)
+class Value:
+    """One printed number: AP and AF as fractions, M in millions of parameters, hours in hours."""
+
+    table: str
+    method: str
+    stream: str
+    metric: str
+    value: float
+    marks: tuple[str, ...]  # what a reader must know before comparing: other backbone, quoted, remarks
+    superseded: bool  # another table contradicts it and is believed
+
+
+@dataclass(frozen=True)
+class Published:
+    """All of published.yaml: display names of methods and streams, and the values in the paper's order."""
+
+    methods: Mapping[str, str]
+    streams: Mapping[str, str]
+    values: tuple[Value, ...]
+
+    def find(self, stream: str, method: str, metric: str) -> Value | None:
+        """The value to compare with: the first that is not superseded; None where the paper has none."""
+        for value in self.values:
+            if (value.stream, value.method, value.metric) == (stream, method, metric) and not value.superseded:
+                return value
+        return None
+
+    def methods_on(self, stream: str) -> list[str]:
+        """Methods with a value on ``stream``, in the paper's order."""
+        return list(dict.fromkeys(value.method for value in self.values if value.stream == stream))
+
+
+@dataclass(frozen=True)
+class _Row:
+    method: str
+    values: Mapping[str, Any]
+    quoted_from: str | None = None
+    backbone: str | None = None
+
+
+@dataclass(frozen=True)
+class _Table:
+    name: str
+    number: Annotated[int, Range(1, 5)]
+    title: str
+    rows: tuple[_Row, ...]
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _File:
+    methods: Mapping[str, Any]
+    streams: Mapping[str, Any]
+    tables: tuple[_Table, ...]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    value: float
+    note: str | None = None
+    superseded: bool = False
+
+
+def load_published(path: Path = PUBLISHED) -> Published:
+    """Read and check the published values.
+
+    Raises:
+        ConfigError: an unknown key, method, stream or metric, a value out of range, or two values of one method,
+            stream and metric that differ although neither is marked superseded.
+    """
+    raw = parse(_File, read_yaml(path), path.name)
+    values = tuple(
+        _value(table, row, stream, metric, cell, raw)
+        for table in raw.tables
+        for row in table.rows
+        for stream, cells in row.values.items()
+        for metric, cell in cells.items()
+    )
+    believed: dict[tuple[str, str, str], Value] = {}
+    for value in values:
+        if value.superseded:
+            continue
+        first = believed.setdefault((value.stream, value.method, value.metric), value)
+        if first.value != value.value:
+            raise ConfigError(
+                f"{path.name}: {value.metric} of {value.method} on {value.stream} is {first.value:g} in table "
+                f"{first.table} and {value.value:g} in table {value.table}; mark one of them superseded."
+            )
+    return Published(raw.methods, raw.streams, values)
+
+
+def _value(table: _Table, row: _Row, stream: str, metric: str, raw: Any, names: _File) -> Value:
+    where = f"published.yaml {table.name}.{row.method}.{stream}.{metric}"
+    for kind, name, known in (
+        ("method", row.method, names.methods),
+        ("stream", stream, names.streams),
+        ("metric", metric, LIMITS),
+    ):
+        if name not in known:
+            raise ConfigError(f"{where}: {kind} {name!r} is unknown; known are {', '.join(known)}.")
+    cell = parse(_Cell, raw if isinstance(raw, Mapping) else {"value": raw}, where)
+    if cell.value not in LIMITS[metric]:
+        raise ConfigError(f"{where} = {cell.value:g} is out of range; allowed is a number {LIMITS[metric]}.")
+    marks = (
+        f"{row.backbone} backbone" if row.backbone else "",
+        f"quoted from {row.quoted_from}" if row.quoted_from else "",
+        table.notes.get(metric, ""),
+        cell.note or "",
+    )
+    return Value(
+        table.name, row.method, stream, metric, cell.value, tuple(mark for mark in marks if mark), cell.superseded
+    )
