@@ -1,0 +1,67 @@
+"""What all stage scripts share: the command line, the configuration, tracking, one sentence for a user's mistake."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from par import config as configuration
+from par.config import Config, ConfigError
+from par.streams import SourceError
+from pipeline import tracking
+
+# Where the stages' files lie, relative to the checkout (or to the temporary one of ``dvc exp run --temp``).
+STREAMS = Path("data/streams")
+FEATURES = Path("data/features")
+PROTOTYPES = Path("data/prototypes")
+PLANS = Path("plans")
+DISTANCES = Path("distances")
+CELLS = Path("cells")
+RUNS = Path("runs")
+RESULTS = Path("results")
+REPORTS = Path("reports")
+
+
+class StageError(RuntimeError):
+    """A stage that cannot finish, in words for the user."""
+
+
+def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> None:
+    """Run a stage of one stream: ``python -m pipeline.<name> --stream <stream>``. Exits with 1 on a user's mistake."""
+    parser = argparse.ArgumentParser(prog=f"python -m pipeline.{name}")
+    parser.add_argument("--stream", required=True, help="name of a stream in params.yaml")
+    stream = parser.parse_args().stream
+    with _mistakes_in_one_sentence(f"{name} {stream}"):
+        config = configuration.load()
+        if stream not in config.streams:
+            raise ConfigError(
+                f"--stream {stream} is not among the streams of params.yaml: {', '.join(config.streams)}."
+            )
+        with tracking.stage(config, name, stream) as run:
+            body(config, stream, run)
+
+
+def run_tables(body: Callable[[Config, tracking.Run], None]) -> None:
+    """Run the last stage, ``python -m pipeline.tables``, which has no stream and publishes all journals."""
+    argparse.ArgumentParser(prog="python -m pipeline.tables").parse_args()
+    with _mistakes_in_one_sentence("tables"):
+        config = configuration.load()
+        with tracking.stage(config, "tables", publish=True) as run:
+            body(config, run)
+
+
+class _mistakes_in_one_sentence:
+    """Turns the exceptions that a user can cause into one line and exit code 1; a bug keeps its traceback."""
+
+    def __init__(self, place: str):
+        self.place = place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if isinstance(error, (ConfigError, SourceError, StageError)):
+            print(f"{self.place}: {error}", file=sys.stderr)
+            raise SystemExit(1) from None

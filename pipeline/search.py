@@ -1,0 +1,62 @@
+"""Stage ``search``: a cell for every task that the plans send to the architecture search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from par.config import PAR, Config, resolve_path
+from par.device import resolve_device
+from par.files import read_json, write_atomically, write_csv, write_json
+from par.learning.search_job import SearchJob
+from par.learning.store import DEFAULT_FOLDER, Store
+from par.learning.workers import run_jobs
+from par.relatedness.plan import plan_from_json
+from par.streams import load_stream
+from pipeline.command import CELLS, PLANS, STREAMS, run_stage
+from pipeline.jobs import check_outcome
+from pipeline.tracking import Run
+
+
+def main(config: Config, stream: str, run: Run) -> None:
+    """Write ``cells/<stream>/<variant>/<seed>/<task>.json`` (genotype, seconds) and ``.csv`` (the course)."""
+    store = Store(resolve_path(DEFAULT_FOLDER))
+    jobs = {
+        (name, job.seed, job.task): job
+        for name in (PAR, *config.variants_on(stream))
+        for job in _jobs(config, stream, name)
+    }
+    distinct = {job.key: job for job in jobs.values()}  # variants share searches
+    outcome = run_jobs(list(distinct.values()), store, config.workers, f"search {stream}")
+    check_outcome(outcome, run)
+
+    def write(draft: Path) -> None:
+        draft.mkdir()
+        for (name, seed, task), job in jobs.items():
+            entry = store.get(job.key)
+            base = draft / name / str(seed) / str(task)
+            write_json(base.with_suffix(".json"), {"genotype": entry["genotype"], "seconds": entry["seconds"]})
+            if entry["history"]:
+                write_csv(base.with_suffix(".csv"), list(entry["history"][0]), entry["history"])
+                run.curve(f"{name}/seed{seed}/task{task}", entry["history"])
+
+    write_atomically(CELLS / stream, write)
+    run.artifact(CELLS / stream)
+
+
+def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
+    """The searches that a variant's plan asks for."""
+    plan = plan_from_json(read_json(PLANS / stream / f"{variant}.json"))
+    varied, device = config.variant(variant), resolve_device(config.device)
+    jobs = []
+    for seed in config.seeds:
+        directory = STREAMS / stream / str(seed)
+        tasks = load_stream(directory).tasks
+        for decision in plan[seed]:
+            if decision.decision == "search":
+                n_train = tasks[decision.task].counts["train"]
+                jobs.append(SearchJob(stream, directory, seed, decision.task, n_train, varied, device))
+    return jobs
+
+
+if __name__ == "__main__":
+    run_stage("search", main)

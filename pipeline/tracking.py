@@ -1,0 +1,376 @@
+"""What a stage tells MLflow, written to a journal on disk first.
+
+A stage runs inside :func:`stage`. What it reports is appended to a journal under ``$DVC_ROOT/.mlflow/journal``, each
+line on disk before the call returns, and artifacts are copied to ``.mlflow/files``. `pipeline.sync` turns journals
+into MLflow runs: one child run per stage (or per :meth:`Run.child`) under one parent run per pipeline state. So a
+tracking server that is away costs a line of output, never a result, and MLflow can be rebuilt from the journals.
+
+When journals are published. Importing MLflow and opening its store costs 2.3 s of CPU time, a journal then 0.04 s; the
+demo's 49 stages would spend two minutes on it. So a stage publishes every pending journal, its own and those left by
+stages before it, if it
+
+- failed, so that the failure can be seen at once, or
+- was opened with ``publish=True`` (``tables``, the last stage), or
+- finds that the oldest pending journal was begun more than :data:`PUBLISH_AFTER` seconds ago (long stages always do);
+
+other stages leave theirs to a later one and say so. A stage that is told to stop (Ctrl-C, SIGTERM) ends at once and
+leaves its journal too; one that is killed outright cannot even close it, and is published as KILLED by the next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import numbers
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML, YAMLError
+
+from par.config import Config, resolve_path, to_plain
+from par.files import sha256_bytes, sha256_file, write_atomically
+from par.process import die_with_parent
+
+PUBLISH_AFTER = 60.0  # seconds; publishing costs 2.3 s, so at most 4% of the time goes into it
+PARENT = "parent"  # the run id that stands for the pipeline's run in a journal
+OWN = "0"  # the run id of the stage itself in its journal
+SIGTERM_EXIT = 128 + signal.SIGTERM
+
+
+def home() -> Path:
+    """The folder of journals and artifact copies: in the main checkout, also in a temporary experiment."""
+    return resolve_path(".mlflow").resolve()
+
+
+class Journal:
+    """One stage's events as JSON lines. The file stays locked while its stage lives: see :func:`read_closed`."""
+
+    def __init__(self, stage_name: str) -> None:
+        folder = home() / "journal"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{_milliseconds()}-{os.getpid()}-{_plain(stage_name)}.jsonl"
+        self.stage_name = stage_name
+        self.n_children = 0
+        draft = path.with_suffix(".draft")  # nobody may see the journal before it is locked
+        self._file = open(draft, "x", encoding="utf-8")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        draft.rename(path)
+
+    def write(self, kind: str, run: str, **fields: Any) -> None:
+        """Append one event; it is on disk when this returns."""
+        self._file.write(json.dumps({"kind": kind, "run": run, "time": _milliseconds(), **fields}) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Release the file; from now on any process may publish it."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked worker that still holds the file would keep the lock
+        self._file.close()
+
+
+def read_closed(path: Path) -> list[dict[str, Any]] | None:
+    """The events of a journal whose stage has ended; ``None`` while it is being written or if it is gone.
+
+    A last line cut off by a power failure is left out.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lines = file.read().splitlines(keepends=True)
+    except (FileNotFoundError, BlockingIOError):
+        return None
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+class Run:
+    """Handle of one MLflow run, for a stage to report to. Obtained from :func:`stage` and :meth:`child`."""
+
+    def __init__(self, journal: Journal, run: str) -> None:
+        self._journal = journal
+        self._run = run
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        """Record parameters; a name given again takes the later value."""
+        self._journal.write("params", self._run, values={name: str(value) for name, value in values.items()})
+
+    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Record numbers, all at one ``step`` (0 by default). ``None`` values are left out."""
+        self._metrics([(name, value, step or 0) for name, value in values.items()])
+
+    def curve(self, prefix: str, rows: Sequence[Mapping[str, Any]], x: str = "epoch") -> None:
+        """Record every numeric column of ``rows`` as metric ``<prefix>/<column>`` with the column ``x`` as step."""
+        start = f"{prefix}/" if prefix else ""
+        self._metrics(
+            [
+                (f"{start}{name}", value, row[x])
+                for row in rows
+                for name, value in row.items()
+                if name != x and isinstance(value, numbers.Real)
+            ]
+        )
+
+    def artifact(self, path: str | Path, folder: str = "") -> None:
+        """Keep a file, or a directory with all in it, under ``folder`` of the run's artifacts."""
+        path = Path(path)
+        if path.is_dir():
+            for item in sorted(path.iterdir()):
+                self.artifact(item, f"{folder}/{path.name}".strip("/"))
+            return
+        copy = f"{sha256_file(path)}/{path.name}"
+        if not (home() / "files" / copy).is_file():
+            write_atomically(home() / "files" / copy, lambda draft: shutil.copyfile(path, draft))
+        self._journal.write("artifact", self._run, file=copy, folder=folder)
+
+    def text(self, name: str, text: str) -> None:
+        """Keep ``text`` as the artifact ``name`` (a file name)."""
+        content = text.encode()
+        copy = f"{sha256_bytes(content)}/{name}"
+        write_atomically(home() / "files" / copy, lambda draft: draft.write_bytes(content))
+        self._journal.write("artifact", self._run, file=copy, folder="")
+
+    def dataset(self, name: str, digest: str, source: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Name the run's input: ``source`` says where it lies (``dvc:data/streams/...``), ``rows`` is its index.
+
+        MLflow keeps the columns' names and types and the number of rows, not the rows.
+        """
+        columns = {column: _column_type(value) for column, value in (rows[0] if rows else {}).items()}
+        self._journal.write(
+            "dataset", self._run, name=name, digest=digest, source=source, columns=columns, n_rows=len(rows)
+        )
+
+    @contextmanager
+    def child(self, name: str) -> Iterator[Run]:
+        """A run of its own for a part of the stage, called ``<stage> <name>``, beside the stage's under the parent.
+
+        A stage that has children and reports nothing itself gets no run of its own, unless it fails.
+        """
+        self._journal.n_children += 1
+        run = Run(self._journal, str(self._journal.n_children))
+        self._journal.write("start", run._run, name=f"{self._journal.stage_name} {name}")
+        with _ended(run):
+            yield run
+
+    def parent_params(self, values: Mapping[str, Any]) -> None:
+        """Record parameters of the pipeline's run. The first value of a name stays: MLflow forbids to change it."""
+        self._parent.params(values)
+
+    def parent_metrics(self, values: Mapping[str, float]) -> None:
+        """Record headline numbers on the pipeline's run; recorded again, the later number counts."""
+        self._parent.metrics(values)
+
+    def parent_artifact(self, path: str | Path, folder: str = "") -> None:
+        """Keep a file or directory with the pipeline's run."""
+        self._parent.artifact(path, folder)
+
+    @property
+    def _parent(self) -> Run:
+        return Run(self._journal, PARENT)
+
+    def _metrics(self, points: Sequence[tuple[str, Any, Any]]) -> None:
+        values = [(name, float(value), int(step)) for name, value, step in points if value is not None]
+        self._journal.write("metrics", self._run, values=values)
+
+
+@contextmanager
+def stage(config: Config, name: str, item: str | None = None, *, publish: bool = False) -> Iterator[Run]:
+    """Run a stage: ``with stage(config, "train", item="demo_minus") as run: ...``.
+
+    The run is named as DVC names the stage. An exception makes it FAILED, Ctrl-C and SIGTERM (which becomes
+    ``SystemExit(143)``) make it KILLED; all are raised again. Nothing that goes wrong with MLflow is raised.
+
+    Args:
+        config: all of params.yaml; with the commit and the experiment's name it identifies the pipeline's run.
+        name: of the stage.
+        item: of the stage's axis, where it has one.
+        publish: publish at the end even if it is not due (see the module's docstring), and print the UI's address.
+    """
+    status = "KILLED"
+    with _terminated_cleanly():
+        journal = Journal(os.environ.get("DVC_STAGE") or (f"{name}@{item}" if item else name))
+        try:
+            run = Run(journal, OWN)
+            journal.write("stage", PARENT, **_identity(config, journal.stage_name))
+            journal.write("start", OWN, name=journal.stage_name)
+            with _ended(run):
+                yield run
+            status = "FINISHED"
+        except BaseException as error:
+            status = _status(error)
+            raise
+        finally:
+            journal.close()
+            try:
+                if status != "KILLED" and (publish or status == "FAILED" or _due()):
+                    from pipeline import sync
+
+                    lines = [sync.publish(), *(sync.deep_links(config.tracking.experiment) if publish else [])]
+                else:
+                    lines = [
+                        f"MLflow: {journal.stage_name} is in the journal; a later stage publishes it, or "
+                        "python -m pipeline.sync."
+                    ]
+            except Exception as problem:  # whatever MLflow, its server or its database does must not fail the stage
+                reason = " ".join(str(problem).split())[:200]
+                lines = [
+                    f"MLflow is out of reach ({reason}); all is kept in {home() / 'journal'}, "
+                    "python -m pipeline.sync publishes it."
+                ]
+            print("\n".join(lines), flush=True)
+
+
+def _due() -> bool:
+    """Whether the oldest journal that waits for publication was begun more than PUBLISH_AFTER seconds ago."""
+    for path in sorted((home() / "journal").glob("*.jsonl")):
+        if read_closed(path) is not None:
+            return _milliseconds() - int(path.name.split("-")[0]) > 1000 * PUBLISH_AFTER
+    return False
+
+
+@contextmanager
+def _ended(run: Run) -> Iterator[None]:
+    """Record how the block ends as the end of ``run``."""
+    try:
+        yield
+    except BaseException as error:
+        run._journal.write("end", run._run, status=_status(error), device=_device())
+        raise
+    run._journal.write("end", run._run, status="FINISHED", device=_device())
+
+
+def _status(error: BaseException) -> str:
+    """The MLflow status of a block that ``error`` left; ``sys.exit()`` without an error code is no failure."""
+    if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code == SIGTERM_EXIT):
+        return "KILLED"
+    return "FINISHED" if isinstance(error, SystemExit) and not error.code else "FAILED"
+
+
+@contextmanager
+def _terminated_cleanly() -> Iterator[None]:
+    """Make SIGTERM raise ``SystemExit(143)`` in the block, and have Linux send it should dvc die.
+
+    A dvc that is killed leaves its stage running as an orphan, which writes into the outputs of the next dvc
+    (facts/ecosystem.md 2.8). Only under DVC: a stage started by hand may outlive its shell (``nohup``).
+    """
+
+    def leave(signal_number: int, frame: object) -> None:
+        raise SystemExit(SIGTERM_EXIT)
+
+    if "DVC_STAGE" in os.environ:
+        die_with_parent()
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _identity(config: Config, stage_name: str) -> dict[str, Any]:
+    """What a journal says about its pipeline: key, name, tags, params and configuration of the parent run."""
+    experiment, plain = os.environ.get("DVC_EXP_NAME", ""), to_plain(config)
+    commit, dirty = git_state()
+    short = commit[:7] or "no commit"
+    return {
+        "experiment": config.tracking.experiment,
+        "pipeline": f"{_plain(experiment or short)}-{sha256_bytes(json.dumps(plain, sort_keys=True).encode())[:8]}",
+        "name": experiment or f"alpha={config.alpha:g} @{short}",
+        "config": plain,
+        "params": {"preset": config.preset, "alpha": config.alpha, "beta": config.beta, **_swept(config.preset)},
+        "tags": {
+            "dvc.exp": experiment,
+            "dvc.baseline": os.environ.get("DVC_EXP_BASELINE_REV", commit),
+            "git.commit": commit,
+            "git.dirty": str(dirty).lower(),
+            "env.python": platform.python_version(),
+            **{f"env.{package}": _version(package) for package in ("torch", "torchvision", "numpy")},
+            "env.machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        },
+        "stage": stage_name,
+    }
+
+
+def git_state() -> tuple[str, bool]:
+    """The commit (empty where there is none) and whether the files it tracks differ from it.
+
+    dvc.lock and the reports change while the pipeline runs; they do not make its code or parameters different.
+    """
+    unlike = (":(top,exclude)dvc.lock", ":(top,exclude)reports")
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", *unlike)
+    return _git("rev-parse", "HEAD"), bool(changes)
+
+
+def _swept(preset: str) -> dict[str, str]:
+    """The values of params.yaml that differ from the committed file's: what ``dvc exp run -S`` or a hand changed.
+
+    Only within one preset: another preset differs in nearly everything, which would bury the swept value in the UI.
+    """
+    try:
+        committed = YAML(typ="safe").load(_git("show", "HEAD:./params.yaml")) or {}
+    except YAMLError:
+        committed = {}
+    path = Path("params.yaml")
+    if committed.get("preset") != preset or not path.is_file():
+        return {}
+    before, now = _leaves(committed), _leaves(YAML(typ="safe").load(path.read_text(encoding="utf-8")))
+    return {name: str(value) for name, value in now.items() if name not in before or before[name] != value}
+
+
+def _leaves(block: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings flattened to dotted names."""
+    leaves = {}
+    for name, value in block.items():
+        if isinstance(value, Mapping):
+            leaves |= _leaves(value, f"{prefix}{name}.")
+        else:
+            leaves[f"{prefix}{name}"] = value
+    return leaves
+
+
+def _git(*arguments: str) -> str:
+    """What a git command prints; empty where there is no git, no repository or no commit."""
+    try:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _device() -> str:
+    """What the stage has computed on; torch is asked only where the stage has loaded it (importing costs seconds)."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return torch.cuda.get_device_name()
+    return "cpu"
+
+
+def _column_type(value: object) -> str:
+    """MLflow's name for the type of a column that holds ``value``."""
+    for kind, name in ((bool, "boolean"), (numbers.Integral, "long"), (numbers.Real, "double")):
+        if isinstance(value, kind):
+            return name
+    return "string"
+
+
+def _plain(text: str) -> str:
+    """``text`` with nothing in it that a file name or an MLflow filter would trip over."""
+    return re.sub(r"[^\w@.-]", "_", text)
+
+
+def _milliseconds() -> int:
+    return time.time_ns() // 1_000_000

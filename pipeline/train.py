@@ -1,0 +1,121 @@
+"""Stage ``train``: every method and every variant of PAR on one stream, for every seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from par.config import PAR, Config, resolve_path
+from par.device import hardware, resolve_device
+from par.files import read_json, write_atomically, write_csv, write_json, write_npz
+from par.learning.chain import ChainJob, PlannedTask, assemble, method_hyper, plan_chains
+from par.learning.store import DEFAULT_FOLDER, Store
+from par.learning.workers import run_jobs
+from par.relatedness.plan import chains, plan_from_json
+from par.streams import load_stream
+from pipeline.command import CELLS, PLANS, RUNS, STREAMS, run_stage
+from pipeline.jobs import check_outcome
+from pipeline.tracking import Run
+
+
+def main(config: Config, stream: str, run: Run) -> None:
+    """Write ``runs/<stream>/<learner>/<seed>/`` (contract in README, section Architecture) and ``hardware.json``."""
+    for method in config.methods:
+        method_hyper(config, method)  # a wrong hyper-parameter stops the stage before the first step
+    store = Store(resolve_path(DEFAULT_FOLDER))
+    device = resolve_device(config.device)
+    jobs = {
+        (learner, seed): _jobs(config, stream, learner, seed, device)
+        for learner in (*config.methods, *(config.variants_on(stream) if PAR in config.methods else ()))
+        for seed in config.seeds
+    }
+    distinct = {job.step_keys()[-1]: job for chain in jobs.values() for job in chain}  # variants share chains
+    outcome = run_jobs(list(distinct.values()), store, config.workers, f"train {stream}")
+    check_outcome(outcome, run)
+
+    def write(draft: Path) -> None:
+        draft.mkdir()
+        write_json(draft / "hardware.json", {"device": hardware(device)})
+        for (learner, seed), chain in jobs.items():
+            with run.child(f"{learner} seed {seed}") as child:
+                _write_run(draft / learner / str(seed), config, stream, chain, store, child)
+
+    write_atomically(RUNS / stream, write)
+
+
+def _jobs(config: Config, stream: str, learner: str, seed: int, device: torch.device) -> list[ChainJob]:
+    """The chains of one learner and seed."""
+    is_variant = learner in config.variants
+    method = PAR if is_variant else learner
+    varied = config.variant(learner) if is_variant else config
+    directory = STREAMS / stream / str(seed)
+    tasks = load_stream(directory).tasks
+    routed = _routed(stream, learner, seed) if method == PAR else []
+    return [
+        ChainJob(
+            learner=learner,
+            method=method,
+            stream=stream,
+            directory=directory,
+            seed=seed,
+            chain=tuple(chain),
+            sizes=tuple(tasks[planned.index].counts["train"] for planned in chain),
+            config=varied,
+            device=device,
+        )
+        for chain in plan_chains(method, len(tasks), routed)
+    ]
+
+
+def _routed(stream: str, variant: str, seed: int) -> list[list[PlannedTask]]:
+    """The groups of a variant's plan, each task with the cell of its group's expert."""
+    decisions = plan_from_json(read_json(PLANS / stream / f"{variant}.json"))[seed]
+    cells = CELLS / stream / variant / str(seed)
+    genotypes = {
+        decision.cell_from: read_json(cells / f"{decision.cell_from}.json")["genotype"] for decision in decisions
+    }
+    return [
+        [PlannedTask(task, genotypes[decisions[task].cell_from], decisions[task].head_only) for task in group]
+        for group in chains(decisions)
+    ]
+
+
+def _write_run(folder: Path, config: Config, stream: str, jobs: list[ChainJob], store: Store, child: Run) -> None:
+    """One learner and seed: predictions.npz, model.pt, log.csv, steps.json; and its MLflow run."""
+    found, job = assemble(jobs, store), jobs[0]
+    searches = _searches(stream, job) if job.method == PAR else []
+    steps = {
+        "chains": [[planned.index for planned in one.chain] for one in jobs],
+        "steps": found.steps,
+        "n_params": found.steps[-1]["n_params"],
+        "n_state": found.steps[-1]["n_state"],
+        "n_experts": len(jobs),
+        "n_cells_searched": len(searches),
+        "seconds": sum(step["seconds"] for step in found.steps),
+        "seconds_search": sum(searches),
+        "epochs": sum(step["epochs"] for step in found.steps),
+    }
+    write_npz(folder / "predictions.npz", found.predictions)
+    write_atomically(folder / "model.pt", lambda draft: torch.save(found.models, draft))
+    write_csv(folder / "log.csv", list(found.log[0]), found.log)
+    write_json(folder / "steps.json", steps)
+    numbers = ("n_params", "n_state", "n_experts", "n_cells_searched", "seconds", "seconds_search")
+    child.params({"learner": job.learner, "method": job.method, "seed": job.seed, "stream": stream})
+    child.metrics({name: steps[name] for name in numbers})
+    for step in found.steps:
+        rows = [row for row in found.log if row["task"] == step["task"]]
+        child.curve(f"task{step['task']}", [{k: v for k, v in row.items() if k != "task"} for row in rows])
+        child.metrics({"valid_accuracy": step["valid_accuracy"]}, step=step["task"])
+    child.artifact(folder / "steps.json")
+    child.artifact(folder / "log.csv")
+
+
+def _searches(stream: str, job: ChainJob) -> list[float]:
+    """Seconds of every search behind a run of PAR."""
+    folder = CELLS / stream / job.learner / str(job.seed)
+    return [read_json(path)["seconds"] for path in sorted(folder.glob("*.json"))]
+
+
+if __name__ == "__main__":
+    run_stage("train", main)

@@ -1,0 +1,69 @@
+"""dvc.yaml against params.yaml and against what the stages import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dvc.repo import Repo
+
+from par import code, config
+from par.config import NAME_PATTERN, read_yaml
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DAG = read_yaml(REPOSITORY / "dvc.yaml")["stages"]
+PER_STREAM = ("stream", "extract", "prototypes", "route", "search", "train", "evaluate")
+PRESETS = sorted((REPOSITORY / "presets").glob("*.yaml"))
+
+
+def code_deps(stage: str) -> list[str]:
+    return [dep for dep in DAG[stage]["deps"] if dep.startswith(("par/", "pipeline/")) and not dep.endswith(".yaml")]
+
+
+def imported_files(stage: str) -> set[str]:
+    """Files of this project that decide what the stage computes."""
+    stop = set(code.PLUMBING) - ({"par.streams"} if stage == "stream" else set())
+    modules = code.import_closure([f"pipeline.{stage}"], stop)
+    files = {str(code.module_file(module).relative_to(REPOSITORY)) for module in modules}
+    return {file for file in files if not file.endswith("__init__.py")}
+
+
+@pytest.mark.parametrize("stage", [*PER_STREAM, "tables"])
+def test_a_stage_lists_exactly_the_modules_that_decide_its_content(stage):
+    listed, imported = code_deps(stage), imported_files(stage)
+    missing = {file for file in imported if not any(file == dep or file.startswith(f"{dep}/") for dep in listed)}
+    assert not missing, f"dvc.yaml: {stage} imports {missing} without listing it"
+    chosen_by_name = {"par/methods", "par/cells"} if stage == "train" else set()  # the registry loads methods by name
+    unused = {dep for dep in listed if not any(file == dep or file.startswith(f"{dep}/") for file in imported)}
+    assert unused <= chosen_by_name, f"dvc.yaml: {stage} lists {unused} without importing it"
+
+
+def test_there_are_seven_stages_a_stream_and_one_for_the_tables():
+    assert tuple(DAG) == (*PER_STREAM, "tables")
+    for stage in PER_STREAM:
+        assert DAG[stage]["matrix"] == {"stream": "${streams}"}
+    streams = config.load(REPOSITORY / "params.yaml").streams
+    with Repo(str(REPOSITORY)) as repo:
+        assert len(repo.index.stages) == len(PER_STREAM) * len(streams) + 1
+
+
+def test_only_route_and_tables_depend_on_the_thresholds():
+    for name in ("alpha", "beta", "freeze_below"):
+        assert {stage for stage in DAG if name in DAG[stage].get("params", ())} == {"route", "tables"}
+
+
+def test_every_listed_param_is_a_root_key():
+    params = read_yaml(REPOSITORY / "params.yaml")
+    assert {name for stage in DAG.values() for name in stage.get("params", ())} <= set(params)
+    assert {"alpha", "beta"} <= set(params)
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_loads_and_names_what_exists(path):
+    preset = config.load(path)
+    assert preset.preset == path.stem
+    assert all(NAME_PATTERN.fullmatch(name) for name in (*preset.streams, *preset.methods, *preset.variants))
+
+
+def test_the_shipped_params_are_the_demo():
+    assert PRESETS and (REPOSITORY / "params.yaml").read_text() == (REPOSITORY / "presets" / "demo.yaml").read_text()
