@@ -1,0 +1,45 @@
+# `make help` lists the targets. All of them create .venv first if it is missing or the lock has changed.
+
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := $(CURDIR)/.venv
+STAMP := $(VENV)/.installed
+P := demo
+
+# dvc.yaml and the tests say `python`, which must be the environment's
+export PATH := $(VENV)/bin:$(PATH)
+export DVC_NO_ANALYTICS := true
+export MLFLOW_DISABLE_TELEMETRY := true
+
+.DEFAULT_GOAL := help
+.PHONY: help install repro preset test test-fast ui
+
+help: ## print this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## create the environment in .venv from requirements.lock
+
+repro: $(STAMP) ## run the pipeline on params.yaml: all tables and figures (dvc repro)
+	dvc repro
+
+preset: $(STAMP) ## copy presets/$(P).yaml to params.yaml, then run: make preset P=paper
+	cp presets/$(P).yaml params.yaml
+	dvc repro
+
+test: $(STAMP) ## run all tests
+	python -m pytest
+
+test-fast: $(STAMP) ## run the tests that take no more than a few seconds each
+	python -m pytest -m "not slow"
+
+ui: $(STAMP) ## start the MLflow UI on http://127.0.0.1:5000
+	@echo "Open http://127.0.0.1:5000/#/experiments/1/runs?workflowType=machine_learning"
+	mlflow ui --workers 1 --backend-store-uri sqlite:///mlflow.db
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: PYTHON=...")'
+	$(PYTHON) -m venv --without-pip $(VENV) # with pip it would need Debian's extra package python3-venv
+	$(PYTHON) -m pip --python $(VENV)/bin/python install --disable-pip-version-check pip
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -r requirements.lock
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -e .
+	touch $(STAMP)
