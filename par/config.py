@@ -43,6 +43,8 @@ class Range:
     def __str__(self) -> str:
         if self.high is None:
             return f"{'above' if self.above else 'at least'} {self.low:g}"
+        if self.low is None:
+            return f"of at most {self.high:g}"
         return f"between {self.low:g} and {self.high:g}" + (f", {self.low:g} excluded" if self.above else "")
 
 
@@ -51,6 +53,7 @@ Index = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
+Threshold = Annotated[float, Range(high=1)]  # scores are at most 1 (eq. 8); -.inf is below all of them
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,8 @@ class Config:
     streams: tuple[str, ...]
     seeds: tuple[Index, ...]
     methods: Mapping[str, Any]
-    alpha: NonNegative = 0.5
-    beta: NonNegative = 0.75
+    alpha: Threshold = 0.5  # a task at most this far joins its nearest group (paper 3.2); -.inf: none ever does
+    beta: Threshold = 0.75  # a task at most this far takes that group's cell; -.inf: every new expert is searched
     freeze_below: Fraction = 0.1  # head-only below this share of the group's largest task (paper 3.3; public code: 0.5)
     data_dir: str = "data/sources"
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -81,6 +82,26 @@ def write_npz(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
                     np.lib.format.write_array(handle, np.asarray(arrays[name]), allow_pickle=False)
 
     write_atomically(path, write)
+
+
+def write_tensors(path: str | Path, value: Any) -> None:
+    """Write plain data with tensors in it; ``torch.load(path, weights_only=True)`` reads it.
+
+    Equal values give equal bytes: pickle refers back to a text or list that it has written only if it is the same
+    object, so one that went through a file and back would be written differently.
+    """
+    import torch
+
+    write_atomically(path, lambda draft: torch.save(_unshared(value), draft))
+
+
+def _unshared(value: Any) -> Any:
+    """``value`` with every container a new one and equal texts the same object."""
+    if isinstance(value, str):
+        return sys.intern(value)
+    if isinstance(value, dict):
+        return {_unshared(key): _unshared(item) for key, item in value.items()}
+    return type(value)(map(_unshared, value)) if isinstance(value, (list, tuple)) else value
 
 
 def sha256_bytes(content: bytes) -> str:

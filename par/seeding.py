@@ -29,8 +29,8 @@ def torch_generator(*names: object):
 
 
 @contextmanager
-def initialisation(*names: object) -> Iterator[None]:
-    """Within the block torch's global generator (the one layers initialise from) is seeded by the names.
+def seeded_layers(*names: object) -> Iterator[None]:
+    """Within the block torch's global generator, from which layers initialise and drop out, is seeded by the names.
 
     Its state before the block is restored after it.
     """

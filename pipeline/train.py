@@ -8,7 +8,7 @@ import torch
 
 from par.config import PAR, Config, resolve_path
 from par.device import hardware, resolve_device
-from par.files import read_json, write_atomically, write_csv, write_json, write_npz
+from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
 from par.learning.chain import ChainJob, PlannedTask, assemble, method_hyper, plan_chains
 from par.learning.store import DEFAULT_FOLDER, Store
 from par.learning.workers import run_jobs
@@ -97,7 +97,7 @@ def _write_run(folder: Path, config: Config, stream: str, jobs: list[ChainJob], 
         "epochs": sum(step["epochs"] for step in found.steps),
     }
     write_npz(folder / "predictions.npz", found.predictions)
-    write_atomically(folder / "model.pt", lambda draft: torch.save(found.models, draft))
+    write_tensors(folder / "model.pt", found.models)
     write_csv(folder / "log.csv", list(found.log[0]), found.log)
     write_json(folder / "steps.json", steps)
     numbers = ("n_params", "n_state", "n_experts", "n_cells_searched", "seconds", "seconds_search")

@@ -53,7 +53,7 @@ def test_every_way_to_write_a_number_loads_as_a_float(write, text, value):
     ("extra", "parts"),
     [
         ("alpha: high\n", ["alpha", "'high'", "a number"]),
-        ("alpha: -0.1\n", ["alpha", "-0.1", "at least 0"]),
+        ("alpha: 1.1\n", ["alpha", "1.1", "at most 1"]),
         ("alpha: true\n", ["alpha", "True", "a number"]),
         ("alpha: .nan\n", ["alpha", "nan", "a number"]),
         ("alpha: 0.8\n", ["beta", "0.75", "alpha", "0.8"]),
@@ -137,6 +137,10 @@ def test_a_variant_is_the_configuration_with_its_overrides(write):
 
 def test_override_keeps_what_it_does_not_name():
     assert override(Recipe(epochs=3), {"batch_size": 8}, "x") == Recipe(epochs=3, batch_size=8)
+
+
+def test_minus_infinity_switches_a_threshold_off(write):
+    assert load(write("alpha: -.inf\n")).alpha == float("-inf")
 
 
 def test_none_is_allowed_only_where_the_schema_says_so():

@@ -64,11 +64,11 @@ def test_initialisation_is_named_and_leaves_the_global_generator_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    with seeding.initialisation("a"):
+    with seeding.seeded_layers("a"):
         first = LightResNet18(4).stem[0].weight
-    with seeding.initialisation("a"):
+    with seeding.seeded_layers("a"):
         again = LightResNet18(4).stem[0].weight
-    with seeding.initialisation("b"):
+    with seeding.seeded_layers("b"):
         other = LightResNet18(4).stem[0].weight
     assert torch.equal(torch.rand(3), expected)
     assert torch.equal(first, again) and not torch.equal(first, other)

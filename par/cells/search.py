@@ -228,7 +228,7 @@ def search_cell(
     if search.update == "random":
         return SearchResult(random_genotype(generator), [])
     updates = Mdl(search.step) if search.update == "mdl" else Advantage(search.exploration)
-    with seeding.initialisation(key, "supernet"):
+    with seeding.seeded_layers(key, "supernet"):
         model = CellSearch(Supernet(expert.cells, expert.channels), n_classes, updates, generator).to(device)
     rows = torch.from_numpy(seeding.numpy_generator(key, "halves").permutation(len(train)))
     halves = train.subset(rows[: len(rows) // 2]), train.subset(rows[len(rows) // 2 :])

@@ -65,7 +65,8 @@ class Step:
         ``purpose`` tells several fits of a step apart.
         """
         key = f"{self.key}/{purpose}"
-        return trainer.fit(model, task.train, task.valid, recipe or self.recipe, key, progress=self.progress)
+        with seeding.seeded_layers(key, "dropout"):
+            return trainer.fit(model, task.train, task.valid, recipe or self.recipe, key, progress=self.progress)
 
 
 class Method(nn.Module):
@@ -95,7 +96,7 @@ class Method(nn.Module):
     def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
         """Learn one more task; returns the rows of the training log."""
         self.current = task
-        with seeding.initialisation(step.key, "initialisation"):
+        with seeding.seeded_layers(step.key, "initialisation"):
             self.start_task(task)
         log = step.fit(self, task)
         self.end_task(task, step)

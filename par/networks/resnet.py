@@ -48,7 +48,7 @@ class LightResNet18(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def blocks(self) -> list[nn.Module]:
-        """The network in six parts that MNTDP chooses from: stem, stages 1-3 and the two blocks of stage 4 (facts 4.14)."""
+        """The six parts that MNTDP chooses from, in order: stem, stages 1-3, the two blocks of stage 4 (facts 4.14)."""
         return [nn.Sequential(self.stem, self.pool), *self.stages[:3], *self.stages[3]]
 
     def forward(self, images: Tensor) -> Tensor:

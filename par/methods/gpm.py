@@ -1,0 +1,152 @@
+"""GPM: gradient steps orthogonal to what earlier tasks feed into each layer (Saha et al., ICLR 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from par import seeding
+from par.config import Count, NonNegative, Positive, Range
+from par.methods.base import LearningTask, Step
+from par.methods.protected import ProtectedTrunk
+
+ALEXNET_IMAGES = (24, 100, 100, 125, 125)  # images whose inputs to each layer span its basis (facts 4.8)
+HIGHEST_THRESHOLD = 0.999  # of GPM's own runs (twentieth superclass task); at 1 a basis would be filled with noise
+
+Layer = nn.Conv2d | nn.Linear
+
+
+class Gpm(ProtectedTrunk):
+    """Each layer l keeps an orthonormal basis M_l of the inputs that earlier tasks need (facts 4.8).
+
+    From the second task on the gradient G_l [out, in * k * k] of every layer of the trunk becomes
+
+        G_l - G_l M_l M_l^T
+
+    so that W_l x stays as it is for every x in the span. After task t the inputs of training images (patches for a
+    convolution) are the columns of R; R' = R - M M^T R is what the basis lacks, and as many leading left singular
+    vectors of R' join as are needed for
+
+        ||R||^2 - ||R'||^2 + sum_i sigma_i^2 >= eps_t ||R||^2,    eps_t = threshold + threshold_growth * t.
+
+    Heads are free. Scale and shift of batch normalisation are frozen after the first task; each task keeps its own
+    statistics, where the released code normalises by the batch at hand, which makes accuracy depend on how test images
+    are batched (GPM issue 9). Basis images are drawn at random and not augmented.
+
+    Between tasks: the bases, float32 [in * k * k, rank].
+    """
+
+    alexnet_norm = True
+    shared_affine = True
+
+    @dataclass(frozen=True)
+    class Hyper:
+        """Defaults: the released CIFAR100-10 run (facts 4.8), which trains by SGD at 0.01 without momentum or decay."""
+
+        network: Literal["alexnet", "resnet18_light"] = "alexnet"
+        width: Positive = 1.0  # factor of the AlexNet's layer sizes
+        threshold: Annotated[float, Range(0, HIGHEST_THRESHOLD)] = 0.97  # superclass: 0.98, 5-datasets: 0.965
+        threshold_growth: NonNegative = 0.003  # a task; capped at 0.999. Superclass: 0.001, 5-datasets: 0
+        first_task: Literal["reach", "below"] = "reach"  # reach: the paper's rule; below (code): one vector fewer
+        images: Count = 125  # that span the bases
+        max_patches: Count = 24 * 29 * 29  # per convolution (its first images only): the most that the release uses
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.bases: dict[str, Tensor] = {}
+
+    def layers(self) -> dict[str, Layer]:
+        """The protected layers by name."""
+        return {name: module for name, module in self.trunk.named_modules() if isinstance(module, Layer)}
+
+    def modules_with_decay(self) -> list[nn.Module]:
+        is_first = len(self.tasks) == 1
+        return [self.trunk, self.heads[self.current.id]] if is_first else super().modules_with_decay()
+
+    def after_backward(self) -> None:
+        super().after_backward()
+        for name, basis in self.bases.items():
+            gradient = self.trunk.get_submodule(name).weight.grad
+            flat = gradient.flatten(1)
+            gradient.copy_((flat - flat @ basis @ basis.T).view_as(gradient))
+
+    def end_task(self, task: LearningTask, step: Step) -> None:
+        position = len(self.tasks) - 1
+        threshold = min(HIGHEST_THRESHOLD, self.hyper.threshold + self.hyper.threshold_growth * position)
+        one_fewer = position == 0 and self.hyper.first_task == "below"
+        for name, inputs in self._inputs(task, step).items():
+            representation = columns(inputs, self.layers()[name])
+            basis = extend_basis(self.bases.get(name), representation, threshold, one_fewer)
+            self.bases[name] = basis.to(self.device)
+
+    @torch.no_grad()
+    def _inputs(self, task: LearningTask, step: Step) -> dict[str, Tensor]:
+        """What the training images feed into each layer, for as many images as its basis is made of."""
+        found: dict[str, Tensor] = {}
+        layers = self.layers()
+        listed = ALEXNET_IMAGES if self.hyper.network == "alexnet" else (self.hyper.images,) * len(layers)
+
+        def recorder(name: str, most: int):
+            def record(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+                patches = output[0, 0].numel() if output.dim() == 4 else 1
+                found[name] = inputs[0][: min(most, max(1, self.hyper.max_patches // patches))].clone()
+
+            return record
+
+        order = torch.randperm(len(task.train), generator=seeding.torch_generator(step.key, "gpm"))
+        hooks = [
+            layer.register_forward_hook(recorder(name, most))
+            for (name, layer), most in zip(layers.items(), listed, strict=True)
+        ]
+        self.features(task.train.batch(order[: self.hyper.images]), task.id)
+        for hook in hooks:
+            hook.remove()
+        return found
+
+    def n_state(self) -> int:
+        return super().n_state() + sum(basis.numel() for basis in self.bases.values())
+
+    def save(self) -> dict[str, Any]:
+        return super().save() | {"bases": {name: basis.cpu().clone() for name, basis in self.bases.items()}}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        super().restore(saved)
+        self.bases = {name: basis.to(self.device) for name, basis in saved["bases"].items()}
+
+
+def columns(inputs: Tensor, layer: Layer) -> Tensor:
+    """Inputs of a layer [n, ...] as float64 columns [in * k * k, n * positions] on the CPU, as its weights see them."""
+    inputs = inputs.cpu()
+    if isinstance(layer, nn.Conv2d):
+        patches = functional.unfold(inputs, layer.kernel_size, padding=layer.padding, stride=layer.stride)
+        return patches.transpose(0, 1).flatten(1).double()
+    return inputs.T.double()
+
+
+def extend_basis(basis: Tensor | None, representation: Tensor, threshold: float, one_fewer: bool = False) -> Tensor:
+    """The basis with the directions it lacks, for a share ``threshold`` of the representation's energy.
+
+    Args:
+        basis: orthonormal columns float32 [d, rank], or None.
+        representation: float64 [d, columns].
+        one_fewer: leave out the vector that reaches the threshold.
+
+    Returns:
+        Orthonormal columns float32 [d, new rank]; never more than d.
+    """
+    basis = representation.new_zeros(len(representation), 0) if basis is None else basis.cpu().double()
+    missing = representation - basis @ (basis.T @ representation)
+    if missing.shape[1] > missing.shape[0]:
+        missing = torch.linalg.qr(missing.T, mode="r").R.T  # square, with the same left singular vectors and values
+    directions, singular_values, _ = torch.linalg.svd(missing, full_matrices=False)
+    energies = singular_values.square()
+    total = representation.square().sum()
+    reached = total - energies.sum() + energies.cumsum(0)
+    before = reached if one_fewer else reached - energies
+    rank = int((before < threshold * total).sum())
+    return torch.cat([basis, directions[:, : min(rank, len(basis) - basis.shape[1])]], dim=1).float()

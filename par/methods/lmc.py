@@ -1,0 +1,256 @@
+"""LMC: local module composition (Ostapenko et al. 2021, arXiv:2111.07736)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from par import seeding
+from par.config import Count, Index, NonNegative, Positive
+from par.learning import trainer
+from par.learning.losses import cross_entropy
+from par.methods.base import LearningTask, Step
+from par.methods.modular import Modular
+from par.networks.modules import DEPTH, ConvModule, flatten, n_features
+
+MOMENTUM = 0.1  # of the running structural losses, as of BatchNorm's statistics (facts 4.16)
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Hyper-parameters of LMC; defaults are the authors' for S-, other streams in facts 4.16."""
+
+    channels: Count = 64
+    threshold: NonNegative = 4.0  # z-score above which a batch is foreign to a module; S+ and S_pl: 1.5
+    projection_epochs: Index = 20  # S+: 5, S_pl: 10
+    structural_weight: NonNegative = 10.0  # reg factor; S_long: 1
+    temperature: Positive = 0.1  # S+, S_pl, S_long: 1
+    prior_temperature: Positive = 0.1  # S_long: .01
+    initialise_from: Literal["mean", "most_likely"] = "mean"  # S+, S_in, S_pl, S_long: most_likely
+
+
+class LocalModule(nn.Module):
+    """A functional part and a structural part that decodes its output back to its input."""
+
+    def __init__(self, channels_in: int, channels: int):
+        super().__init__()
+        self.functional = ConvModule(channels_in, channels)
+        self.structural = nn.Sequential(
+            nn.ConvTranspose2d(channels, channels, 2, stride=2),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.ConvTranspose2d(channels, channels_in, 3, padding=1),
+            nn.Sigmoid(),
+        )
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, inputs: Tensor, through: bool) -> tuple[Tensor, Tensor]:
+        """Inputs [n, C', H, W] -> outputs [n, C, H // 2, W // 2] and structural losses [n].
+
+        The loss is the squared error of the decoded output against sigmoid(inputs), mean over positions and channels;
+        an odd last row or column, which the max-pool drops, does not count. ``through`` lets its gradient reach the
+        functional part and, by that, the layers below; the target gets none.
+        """
+        outputs = self.functional(inputs)
+        decoded = self.structural(outputs if through else outputs.detach())
+        target = torch.sigmoid(inputs.detach()[:, :, : decoded.shape[2], : decoded.shape[3]])
+        return outputs, (decoded - target).float().square().mean(dim=(1, 2, 3))
+
+
+class TaskParts(nn.Module):
+    """What one task owns besides its head: fresh modules, and per layer a running mean of every module's structural
+    loss on the task's images.
+
+    Args:
+        earlier: modules of earlier tasks in each layer.
+    """
+
+    def __init__(self, channels: int, earlier: Sequence[int]):
+        super().__init__()
+        self.channels = channels
+        self.blocks = nn.ModuleDict()
+        for layer, size in enumerate(earlier):
+            self.register_buffer(f"losses{layer}", torch.zeros(size))
+
+    def add(self, layer: int) -> LocalModule:
+        """A fresh module for ``layer``."""
+        module = LocalModule(3 if layer == 0 else self.channels, self.channels)
+        running = self.running_losses()[layer]
+        self.blocks[str(layer)] = module.to(running.device)
+        self.register_buffer(f"losses{layer}", running.new_zeros(len(running) + 1))
+        return module
+
+    def running_losses(self) -> list[Tensor]:
+        """Per layer, the running mean [M] of every module; 0 before the first batch."""
+        return [getattr(self, f"losses{layer}") for layer in range(DEPTH)]
+
+
+def relevance(losses: Tensor, mean_losses: Tensor, temperature: float, prior_temperature: float) -> Tensor:
+    """Weights [n, M] of M modules from structural losses [n, M] of images and means [M] over the batch or the task.
+
+    softmax(-ln losses / temperature) * softmax(-ln mean_losses / prior_temperature), normalised over the modules
+    (facts 4.16).
+    """
+    tiny = torch.finfo(losses.dtype).tiny
+    likelihood = -losses.clamp_min(tiny).log() / temperature
+    prior = -mean_losses.clamp_min(tiny).log() / prior_temperature
+    return torch.softmax(likelihood + prior, dim=1)
+
+
+class Lmc(Modular):
+    """Four layers of modules; each judges by its structural loss s_m whether an input is its own (facts 4.16).
+
+        gamma_m(x) ~ softmax_m(-ln s_m(x) / temperature) softmax_m(-ln mean(s_m) / prior_temperature)
+        x_{l+1} = sum_m gamma_m(x_l) f_m(x_l),   L = CE + structural_weight * sum_l mean(s)
+
+    Before a task is learned, layer by layer from below: where the mean z-score of the structural losses of its
+    batches, against those of each module on its own task, exceeds ``threshold`` for every module, a fresh module is
+    added. In its projection phase it alone is trained (with the head), and the structural losses of the layers above
+    send their gradient into it, so that it learns to feed them with what they know. Then all fresh modules and the head
+    are trained, and frozen.
+
+    Where this differs from the authors' code: it decides from all batches of the task before training instead of
+    during it. The mean in the prior is the batch's in training only; in evaluation it is the running mean over the
+    task's training batches, like BatchNorm's, so that a prediction depends on its image alone. That mean exists for the
+    modules that were there when the task was learned: as the task is known, later ones do not compete and nothing is
+    forgotten (evaluated without task ids, as in the paper's table, LMC forgets up to .035). Heads are linear, without a
+    structural part. A convolution pads by 1 instead of 2 (:mod:`par.networks.modules`).
+    """
+
+    Hyper = Hyper
+    settings = ()
+
+    _projected: int | None = None  # the layer whose fresh module is in its projection phase
+
+    def n_features(self) -> int:
+        return n_features(self.hyper.channels)
+
+    def owners(self, layer: int, task_id: int) -> list[int]:
+        """Tasks that own the modules of ``layer`` that were there when the task was learned."""
+        records = self.tasks[: self.position(task_id) + 1]
+        return [record["task"] for record in records if layer in record["fresh"]]
+
+    def build(self, record: dict[str, Any]) -> nn.Module:
+        earlier = [sum(layer in other["fresh"] for other in self.tasks) for layer in range(DEPTH)]
+        parts = TaskParts(self.hyper.channels, earlier)
+        for layer in record["fresh"]:
+            parts.add(layer)
+        return parts
+
+    def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
+        self._step = step
+        log = super().learn(task, step)
+        self.tasks[-1]["statistics"] = self._own_statistics(task)
+        del self._step
+        return log
+
+    def start_task(self, task: LearningTask) -> None:
+        first = not self.tasks
+        self.grow(self.record(task) | {"fresh": list(range(DEPTH)) if first else []})
+        for layer in range(0 if first else DEPTH):
+            mean_losses, deviations = self._deviations(task, layer)
+            if min(deviations) > self.hyper.threshold:
+                self._expand(layer, mean_losses)
+                self._project(task, layer)
+
+    def _deviations(self, task: LearningTask, layer: int) -> tuple[Tensor, list[float]]:
+        """Of each module of ``layer``: mean structural loss [M] on the task, and mean z-score of its batches.
+
+        The z-score of a batch is its mean loss's distance from the module's own mean, in standard deviations of the
+        mean of a batch of that size.
+        """
+        losses = torch.cat([batch[layer] for batch in self._structural_losses(task, layer)]).mean(dim=0)
+        deviations = []
+        for owner, loss in zip(self.owners(layer, task.id), losses.tolist(), strict=True):
+            mean, deviation = self.tasks[self.position(owner)]["statistics"][str(layer)]
+            deviations.append((loss - mean) / (deviation / math.sqrt(self._step.recipe.batch_size)))
+        return losses, deviations
+
+    @torch.no_grad()
+    def _structural_losses(self, task: LearningTask, last_layer: int) -> Iterator[list[Tensor]]:
+        """Structural losses [b, M] of the modules of every layer on the training images, by batch, in eval mode."""
+        self.eval()
+        order = seeding.torch_generator(self._step.key, "statistics")
+        for rows in trainer.batches(len(task.train), self._step.recipe.batch_size, order):
+            with trainer.autocast(self.device):
+                _, losses = self._forward(task.train.batch(rows), task.id, by_batch=True, last_layer=last_layer)
+            yield losses
+
+    def _own_statistics(self, task: LearningTask) -> dict[str, list[float]]:
+        """Mean and standard deviation of the structural loss of each of the task's own modules on its images."""
+        batches = list(self._structural_losses(task, DEPTH - 1))
+        statistics = {}
+        for layer in self.tasks[-1]["fresh"]:
+            losses = torch.cat([batch[layer][:, -1] for batch in batches])
+            statistics[str(layer)] = [float(losses.mean()), float(losses.std())]
+        return statistics
+
+    def _expand(self, layer: int, mean_losses: Tensor) -> None:
+        """Give the current task a module in ``layer``, made of what the layer has."""
+        owners = self.owners(layer, self.current.id)
+        present = [self.parts[str(owner)].blocks[str(layer)].state_dict() for owner in owners]
+        if self.hyper.initialise_from == "most_likely":
+            present = [present[int(mean_losses.argmin())]]
+        mean = {name: torch.stack([state[name].float() for state in present]).mean(dim=0) for name in present[0]}
+        self.parts[str(self.current.id)].add(layer).load_state_dict(mean)
+        self.tasks[-1]["fresh"].append(layer)
+
+    def _project(self, task: LearningTask, layer: int) -> None:
+        if self.hyper.projection_epochs == 0:
+            return
+        self._projected = layer
+        recipe = dataclasses.replace(self._step.recipe, epochs=self.hyper.projection_epochs, patience=None)
+        self._step.fit(self, task, f"projection of layer {layer}", recipe)
+        self._projected = None
+
+    def modules_to_train(self) -> list[nn.Module]:
+        if self._projected is None:
+            return super().modules_to_train()
+        own = self.parts[str(self.current.id)]
+        return [own.blocks[str(self._projected)], self.heads[self.current.id]]
+
+    def loss(self, batch: trainer.Batch) -> Tensor:
+        logits, losses = self._forward(batch.images, self.current.id, by_batch=True)
+        for layer_losses, running in zip(losses, self.parts[str(self.current.id)].running_losses(), strict=True):
+            mean = layer_losses.detach().mean(dim=0)
+            running.copy_(torch.where(running == 0, mean, running.lerp(mean, MOMENTUM)))
+        if self._projected is None:  # those of frozen modules have no gradient
+            losses = [losses[layer][:, -1] for layer in self.tasks[-1]["fresh"]]
+        structural = sum(layer_losses.mean() for layer_losses in losses)
+        return cross_entropy(logits, batch.labels) + self.hyper.structural_weight * structural
+
+    def n_state(self) -> int:
+        """Mean and standard deviation of every module's structural loss, and every task's running means."""
+        statistics = sum(2 * len(record["fresh"]) for record in self.tasks)
+        running = sum(losses.numel() for parts in self.parts.values() for losses in parts.running_losses())
+        return statistics + running
+
+    def logits(self, images: Tensor, task_id: int) -> Tensor:
+        return self._forward(images, task_id, by_batch=False)[0]
+
+    def _forward(
+        self, images: Tensor, task_id: int, by_batch: bool, last_layer: int = DEPTH - 1
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits [n, K] and, per layer up to ``last_layer``, the structural losses [n, M] of its modules.
+
+        ``by_batch`` takes the prior over modules from this batch instead of from the task's running means.
+        """
+        state, all_losses = images, []
+        running = self.parts[str(task_id)].running_losses()
+        for layer in range(last_layer + 1):
+            through = self._projected is not None and layer > self._projected
+            modules = [self.parts[str(owner)].blocks[str(layer)] for owner in self.owners(layer, task_id)]
+            outputs, losses = zip(*(module(state, through) for module in modules), strict=True)
+            losses = torch.stack(losses, dim=1)
+            all_losses.append(losses)
+            known = losses.detach()
+            mean = known.mean(dim=0) if by_batch else running[layer]
+            weights = relevance(known, mean, self.hyper.temperature, self.hyper.prior_temperature)
+            state = sum(weight[:, None, None, None] * output for weight, output in zip(weights.T, outputs, strict=True))
+        return self.heads(flatten(state), task_id), all_losses

@@ -1,0 +1,46 @@
+"""MAS: memory aware synapses (Aljundi et al. 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from par.config import NonNegative
+from par.methods.base import LearningTask, Step
+from par.methods.penalty import PenaltyHyper, QuadraticPenalty
+
+
+class Mas(QuadraticPenalty):
+    """A quadratic penalty (:class:`QuadraticPenalty`) with the sensitivity of the outputs z, which needs no labels:
+
+        abs      Omega_i = mean_n |d ||z_n||_2 / d theta_i|                (reference definition, facts 4.4)
+        squared  Omega_i = mean_n (d mean_k z_nk^2 / d theta_i)^2          (PAR's code, facts 4.4)
+
+    With ``gradients: minibatch``, as both public codes have it, the gradient is that of a batch's mean; ``squared``
+    then has the batch size as a factor.
+    """
+
+    @dataclass(frozen=True)
+    class Hyper(PenaltyHyper):
+        """PAR's MiniImageNet-20 row: importance squared, gradients minibatch, weight 300 (facts 3.4, 4.4)."""
+
+        weight: NonNegative = 1.0  # FACIL's default for abs (facts 4.4)
+        importance: Literal["abs", "squared"] = "abs"
+        gradients: Literal["exact", "minibatch"] = "exact"
+
+    def estimate(self, task: LearningTask, step: Step) -> Tensor:
+        if self.hyper.gradients == "exact":
+            return self.exact_importance(task, step)
+        return self.minibatch_importance(task, step)
+
+    def objective(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.hyper.importance == "abs":
+            return logits.norm(dim=1).mean()
+        return logits.square().mean()
+
+    def strength(self, gradient: Tensor, n_images: int) -> Tensor:
+        if self.hyper.importance == "abs":
+            return gradient.abs()
+        return n_images * gradient.square()
