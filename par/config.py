@@ -141,6 +141,30 @@ class Ablation:
 
 
 @dataclass(frozen=True)
+class Tables:
+    """Which streams stand in each of the paper's tables and figures; one without streams is left out of the report.
+
+    A stream that ``streams`` does not name makes a column of "not run". Which stream of the paper another takes the
+    place of (an embedded one, say) is written in par/reporting/published.yaml.
+    """
+
+    ctrl: tuple[str, ...] = ()  # table 1
+    mixed: tuple[str, ...] = ()  # table 2
+    classic: tuple[str, ...] = ()  # table 3
+    size: tuple[str, ...] = ()  # table 4
+    ablation: str | None = None  # table 5
+    supplementary: tuple[str, ...] = ()
+    alpha: str | None = None  # figure over the variants alpha_*
+    beta: str | None = None  # figure over the variants beta_*
+    groups: str | None = None  # figure of the tasks coloured by expert
+
+    def of(self, name: str) -> tuple[str, ...]:
+        """The streams of a table or figure."""
+        value = getattr(self, name)
+        return (value,) if isinstance(value, str) else value or ()
+
+
+@dataclass(frozen=True)
 class Tracking:
     """MLflow."""
 
@@ -177,6 +201,7 @@ class Config:
     distillation: Distillation = Distillation()
     variants: Mapping[str, Any] = field(default_factory=dict)
     ablation: Ablation = Ablation()
+    tables: Tables = Tables()
     tracking: Tracking = Tracking()
 
     def recipe_for(self, stream: str, method: str) -> Recipe:
@@ -188,6 +213,10 @@ class Config:
     def variants_on(self, stream: str) -> tuple[str, ...]:
         """Names of the PAR variants that run on ``stream``, PAR itself not among them."""
         return self.ablation.variants if stream in self.ablation.streams else ()
+
+    def par_learners(self, stream: str) -> tuple[str, ...]:
+        """PAR and its variants on ``stream``; none where PAR is not among the methods, though all are still routed."""
+        return (PAR, *self.variants_on(stream)) if PAR in self.methods else ()
 
     def variant(self, name: str) -> Config:
         """This configuration with the overrides of variant ``name``; the configuration itself for ``par``."""
@@ -333,16 +362,15 @@ def _check(config: Config) -> None:
 
     for kind, names in (("streams", config.streams), ("ablation.streams", config.ablation.streams)):
         _check_names(kind, names, known_streams())
+    for table in dataclasses.fields(Tables):
+        _check_names(f"tables.{table.name}", config.tables.of(table.name), known_streams())
     _check_names("methods", config.methods, METHODS)
     _check_names("recipes", config.recipes, known_streams())
     _check_names("ablation.variants", config.ablation.variants, config.variants)
     _check_names("ablation.streams", config.ablation.streams, config.streams)
     if not config.seeds or len(set(config.seeds)) != len(config.seeds):
         raise ConfigError(f"seeds = {list(config.seeds)} is not allowed; give one or more different whole numbers.")
-    if config.beta < config.alpha:
-        raise ConfigError(
-            f"beta = {config.beta:g} is below alpha = {config.alpha:g}; beta must be at least alpha (paper 3.2)."
-        )
+    _check_thresholds(config, "")
     if config.expert.channels % 2:
         raise ConfigError(f"expert.channels = {config.expert.channels} is odd; allowed is an even number.")
     for name, changes in config.variants.items():
@@ -352,6 +380,7 @@ def _check(config: Config) -> None:
             if key not in VARIANT_KEYS:
                 raise ConfigError(f"variants.{name}.{key} cannot vary; allowed here: {', '.join(VARIANT_KEYS)}.")
         varied = override(config, changes or {}, f"variants.{name}")
+        _check_thresholds(varied, f"variants.{name}: ")
         if varied.distance.split not in config.extractor.splits:
             raise ConfigError(
                 f"variants.{name}.distance.split = {varied.distance.split!r} has no features; "
@@ -362,6 +391,13 @@ def _check(config: Config) -> None:
     for stream in config.streams:
         for method in config.methods:
             config.recipe_for(stream, method)
+
+
+def _check_thresholds(config: Config, where: str) -> None:
+    if config.beta < config.alpha:
+        raise ConfigError(
+            f"{where}beta = {config.beta:g} is below alpha = {config.alpha:g}; beta must be at least alpha (paper 3.2)."
+        )
 
 
 def _check_names(key: str, names: typing.Iterable[str], known: typing.Iterable[str]) -> None:

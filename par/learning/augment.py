@@ -41,7 +41,8 @@ class Images:
         self.padding = max(1, min(self.size) // 8) if "crop" in self.augment else 0
         padded = torch.nn.functional.pad(pixels, [self.padding] * 4).permute(0, 2, 3, 1)
         self.pixels = padded.contiguous().to(device)
-        self.labels = torch.as_tensor(np.array(labels), dtype=torch.int64).to(device)
+        labels = np.array(labels) if isinstance(labels, np.ndarray) else labels  # a copy: torch warns of read-only maps
+        self.labels = torch.as_tensor(labels, dtype=torch.int64).to(device)
         self.mean = torch.tensor(mean, dtype=torch.float32, device=device)
         self.std = torch.tensor(std, dtype=torch.float32, device=device)
 

@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from par.learning.store import Store
-from par.process import die_with_parent
+from par.process import die_with_parent, keep_large_blocks
 
 REFRESH_SECONDS = 0.5
 
@@ -68,6 +68,7 @@ def run_jobs(jobs: Sequence[Job], store: Store, workers: int, title: str) -> Out
 
 
 def _run_here(jobs: Sequence[Job], store: Store, bar: tqdm) -> list[_Result]:
+    keep_large_blocks()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -114,6 +115,7 @@ def _start_worker(counter) -> None:
     global _counter
     _counter = counter
     die_with_parent()
+    keep_large_blocks()
     torch.set_num_threads(1)
 
 
