@@ -2,11 +2,10 @@
 
 Each method goes through two short tasks; then the steps of its third task are timed, a few per method in turn, so that
 other load on the machine moves all methods alike. A step is what lies between two mini-batches of ``trainer.fit``:
-drawing, augmenting, loss, gradients, update. Its seconds are the median over all rounds, of processor time: run it with
-OMP_NUM_THREADS=1, because threads that wait for each other count too. For EWC and MAS the importance pass over a task
-of CIFAR100-10's size is compared with an epoch of Finetune. ER's joined batch needs tensors of 32 MiB, which glibc maps
-anew, page by page, at each step: measured 2.2 times Finetune's time, and 1.95 with
-MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824 (Finetune itself gains 6 to 9% by them).
+drawing, augmenting, loss, gradients, update; of a method that fits several candidates, any of their steps. Its seconds
+are the median over all rounds, of processor time: run it with OMP_NUM_THREADS=1, because threads that wait for each
+other count too. For EWC and MAS the importance pass over a task of CIFAR100-10's size is compared with an epoch of
+Finetune. As in the stages, glibc keeps large blocks (:func:`par.process.keep_large_blocks`).
 
 Where `avalanche` can be imported (`pip install avalanche-lib==0.6.0` in an environment of its own, beside this
 project), our methods and its strategies also train its slim ResNet18 on the same images, one epoch a task.
@@ -30,6 +29,7 @@ from par.learning.augment import Images
 from par.methods import METHODS, load_method
 from par.methods.base import LearningTask, Method, Step
 from par.methods.penalty import QuadraticPenalty
+from par.process import keep_large_blocks
 
 GOALS = {"ewc": 1.05, "mas": 1.05, "lwf": 1.4, "er": 2.05, "agem": 2.2}  # of Finetune's time a step (issue 4)
 AVALANCHE_GOALS = {"finetune": 1.2, "ewc": 1.35, "lwf": 2.2, "er": 1.4}  # times as fast as Avalanche (issue 4)
@@ -49,10 +49,10 @@ def task(index: int, n_images: int, size: int, n_classes: int = 10) -> LearningT
 
 
 def build(name: str, config: Config, **hyper) -> Method:
-    """A new learner on the light ResNet18, also of a method that has the choice."""
+    """A new learner on the light ResNet18, also of a method that has the choice; it searches for one epoch at most."""
     method = load_method(name)
-    if "network" in {field.name for field in fields(method.Hyper)}:
-        hyper["network"] = "resnet18_light"
+    choices = {"network": "resnet18_light", "search_epochs": 1}
+    hyper |= {field.name: choices[field.name] for field in fields(method.Hyper) if field.name in choices}
     return method(config, parse(method.Hyper, hyper, name))
 
 
@@ -231,6 +231,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--avalanche-images", type=int, default=1920, help="per task")
     options = parser.parse_args()
+    keep_large_blocks()
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {vars(options)}")
     relative_to_finetune(["finetune", *(name for name in options.methods if name != "finetune")], options)
     if importlib.util.find_spec("avalanche") is not None:

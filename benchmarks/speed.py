@@ -31,6 +31,7 @@ from par.learning.chain import ChainJob, PlannedTask
 from par.learning.losses import cross_entropy
 from par.learning.store import Store
 from par.networks.resnet import LightResNet18
+from par.process import keep_large_blocks
 from par.streams import build_stream
 
 RECIPE = Recipe(epochs=1, batch_size=64, clip_norm=None)
@@ -183,6 +184,7 @@ PARTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"among {', '.join(PARTS)}; default: all")
+    keep_large_blocks()  # as in the stages
     for part in parser.parse_args().parts or PARTS:
         PARTS[part]()
         sys.stdout.flush()

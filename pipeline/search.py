@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from par.config import PAR, Config, resolve_path
+from par.config import Config, resolve_path
 from par.device import resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json
 from par.learning.search_job import SearchJob
@@ -20,11 +20,8 @@ from pipeline.tracking import Run
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``cells/<stream>/<variant>/<seed>/<task>.json`` (genotype, seconds) and ``.csv`` (the course)."""
     store = Store(resolve_path(DEFAULT_FOLDER))
-    jobs = {
-        (name, job.seed, job.task): job
-        for name in (PAR, *config.variants_on(stream))
-        for job in _jobs(config, stream, name)
-    }
+    variants = config.par_learners(stream)
+    jobs = {(name, job.seed, job.task): job for name in variants for job in _jobs(config, stream, name)}
     distinct = {job.key: job for job in jobs.values()}  # variants share searches
     outcome = run_jobs(list(distinct.values()), store, config.workers, f"search {stream}")
     check_outcome(outcome, run)

@@ -8,7 +8,8 @@ import pytest
 from dvc.repo import Repo
 
 from par import code, config
-from par.config import NAME_PATTERN, read_yaml
+from par.config import NAME_PATTERN, PAR, read_yaml
+from par.reporting.published import load_published
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DAG = read_yaml(REPOSITORY / "dvc.yaml")["stages"]
@@ -52,8 +53,10 @@ def test_only_route_and_tables_depend_on_the_thresholds():
         assert {stage for stage in DAG if name in DAG[stage].get("params", ())} == {"route", "tables"}
 
 
-def test_every_listed_param_is_a_root_key():
-    params = read_yaml(REPOSITORY / "params.yaml")
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_every_listed_param_is_a_root_key(path):
+    """DVC refuses to run a stage whose param is missing from params.yaml."""
+    params = read_yaml(path)
     assert {name for stage in DAG.values() for name in stage.get("params", ())} <= set(params)
     assert {"alpha", "beta"} <= set(params)
 
@@ -63,6 +66,25 @@ def test_every_preset_loads_and_names_what_exists(path):
     preset = config.load(path)
     assert preset.preset == path.stem
     assert all(NAME_PATTERN.fullmatch(name) for name in (*preset.streams, *preset.methods, *preset.variants))
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_that_trains_has_the_curves_that_dvc_plots(path):
+    (plot,) = read_yaml(REPOSITORY / "dvc.yaml")["plots"]
+    methods = config.load(path).methods
+    assert not methods or set(plot["reports/${preset}/curves"]["y"]) <= set(methods)
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_table_5_and_the_sweeps_of_every_preset_are_complete(path):
+    preset = config.load(path)
+    if preset.tables.ablation:
+        assert set(load_published().table("ablation").methods) <= {PAR, *preset.ablation.variants}
+    for sweep in ("alpha", "beta"):
+        points = [name for name in preset.ablation.variants if name.startswith(f"{sweep}_")]
+        assert not preset.tables.of(sweep) or len(points) >= 6
+    for name in ("ablation", "alpha", "beta"):
+        assert set(preset.tables.of(name)) <= set(preset.ablation.streams)
 
 
 def test_the_shipped_params_are_the_demo():

@@ -1,0 +1,125 @@
+"""Every method on every demo stream: it learns, resumes, and predicts each image for itself."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from par.cells.genotype import DARTS_V1
+from par.config import Config, Expert, Network, Recipe
+from par.learning.chain import ChainJob, PlannedTask, assemble, plan_chains
+from par.learning.store import Store
+from par.methods import METHODS
+from par.streams import build_stream, load_stream
+
+STREAMS = ("demo_minus", "demo_plus", "demo_in", "demo_out", "demo_pl", "demo_split")
+# Settings that make a method small; what is missing keeps its defaults.
+SMALL = {
+    "cat": {"width": 100},
+    "gpm": {"width": 0.25},
+    "hat": {"network": "resnet18_light"},  # the AlexNet without batch normalisation needs more than a demo's epochs
+    "learn_to_grow": {"search_epochs": 3},
+    "lmc": {"channels": 8, "projection_epochs": 2},
+    "soft_gating": {"channels": 8},
+}
+RECIPES = {
+    "cat": {"learning_rate": 0.025},
+    "lmc": {"optimizer": "adam", "learning_rate": 0.003},
+    "soft_gating": {"optimizer": "adam", "learning_rate": 0.003},
+}
+
+
+@pytest.fixture(scope="session")
+def directories(tmp_path_factory):
+    """The built demo streams, each made when it is first asked for."""
+    folder, built = tmp_path_factory.mktemp("streams"), {}
+
+    def directory(stream: str):
+        if stream not in built:
+            built[stream] = build_stream(stream, 0, folder, folder / stream)
+        return folder / stream
+
+    return directory
+
+
+def jobs(method: str, stream: str, directory, length: int | None = None) -> list[ChainJob]:
+    """The chains of a method on (the first ``length`` tasks of) a stream; PAR's plan is two interleaved groups."""
+    recipe = Recipe(epochs=12, batch_size=16, learning_rate=0.05, weight_decay=0.001)
+    config = Config(
+        preset="test",
+        streams=(stream,),
+        seeds=(0,),
+        methods={method: {**SMALL.get(method, {}), "recipe": RECIPES.get(method, {})}},
+        recipe=recipe,
+        network=Network(width=8),
+        expert=Expert(cells=2, channels=4),
+    )
+    tasks = load_stream(directory).tasks[:length]
+    genotype = DARTS_V1.to_json()
+    groups = [[PlannedTask(index, genotype) for index in range(start, len(tasks), 2)] for start in (0, 1)]
+    return [
+        ChainJob(method, method, stream, directory, 0, tuple(chain), (0,) * len(chain), config, torch.device("cpu"))
+        for chain in plan_chains(method, len(tasks), groups)
+    ]
+
+
+def run(chains: list[ChainJob], store: Store):
+    for job in chains:
+        job.run(store, lambda n_images: None)
+    return assemble(chains, store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("method", METHODS)
+def test_it_finishes_above_chance_and_predicts_each_image_for_itself(method, stream, directories, tmp_path):
+    directory = directories(stream)
+    chains = jobs(method, stream, directory)
+    found = run(chains, Store(tmp_path))
+    tasks = load_stream(directory).tasks
+    accuracies, chances = [], []
+    for job in chains:
+        last = job.chain[-1].index
+        for planned in job.chain:
+            labels = tasks[planned.index].split("test").labels
+            accuracies.append(np.mean(found.predictions[f"{last}/{planned.index}"] == labels))
+            chances.append(1 / tasks[planned.index].n_classes)
+    assert np.mean(accuracies) > np.mean(chances) + 0.05
+
+    learner, first = chains[0].restored(found.models[0]), tasks[0]
+    images = chains[0]._images(first, "test")
+    rows = torch.arange(20)
+    with torch.no_grad():
+        whole = learner.logits(images.batch(rows), 0)
+        for size in (1, 7):
+            parts = [learner.logits(images.batch(part), 0) for part in rows.split(size)]
+            torch.testing.assert_close(torch.cat(parts), whole, atol=1e-4, rtol=1e-4)
+        shuffled = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(learner.logits(images.batch(shuffled), 0), whole[shuffled], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_after_two_tasks_it_is_bit_identical(method, directories, tmp_path):
+    directory = directories("demo_split")
+    straight, resumed = Store(tmp_path / "straight"), Store(tmp_path / "resumed")
+    expected = run(jobs(method, "demo_split", directory, 3), straight)
+    run(jobs(method, "demo_split", directory, 2), resumed)
+    found = run(jobs(method, "demo_split", directory, 3), resumed)
+    assert found.predictions.keys() == expected.predictions.keys()
+    for name, predicted in expected.predictions.items():
+        assert np.array_equal(found.predictions[name], predicted)
+    for model, other in zip(expected.models, found.models, strict=True):
+        one, two = model["state"]["tensors"], other["state"]["tensors"]
+        assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+        torch.load(_saved(model), weights_only=True)
+
+
+def _saved(value) -> io.BytesIO:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return buffer
