@@ -175,8 +175,9 @@ class Tracking:
 class Config:
     """All of params.yaml.
 
-    ``methods`` maps each method that runs to its hyper-parameters (a plain mapping, typed by the method itself; its
-    optional ``recipe`` block overrides the stream's). ``recipes`` holds overrides of ``recipe`` by stream.
+    ``methods`` maps each method that runs to its hyper-parameters (a plain mapping, typed by the method itself). Two
+    more keys are allowed there: a ``recipe`` block overrides the stream's, ``skip`` lists streams that the method is
+    not run on. ``recipes`` holds overrides of ``recipe`` by stream.
     ``variants`` maps a name to overrides of :data:`VARIANT_KEYS`.
     """
 
@@ -190,7 +191,9 @@ class Config:
     data_dir: str = "data/sources"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: Count = 1
-    predict: Literal["full", "ends"] = "full"
+    # after which steps test images are predicted: after all (full), as far as AP and AF need (ends), or full for chains
+    # of up to 20 tasks and ends for longer ones (auto)
+    predict: Literal["auto", "full", "ends"] = "auto"
     extractor: Extractor = Extractor()
     distance: Distance = Distance()
     recipe: Recipe = Recipe()
@@ -210,13 +213,17 @@ class Config:
         block = (self.methods.get(method) or {}).get("recipe") or {}
         return override(merged, block, f"methods.{method}.recipe")
 
+    def methods_on(self, stream: str) -> tuple[str, ...]:
+        """Names of the methods that run on ``stream``."""
+        return tuple(name for name, block in self.methods.items() if stream not in ((block or {}).get("skip") or ()))
+
     def variants_on(self, stream: str) -> tuple[str, ...]:
         """Names of the PAR variants that run on ``stream``, PAR itself not among them."""
         return self.ablation.variants if stream in self.ablation.streams else ()
 
     def par_learners(self, stream: str) -> tuple[str, ...]:
         """PAR and its variants on ``stream``; none where PAR is not among the methods, though all are still routed."""
-        return (PAR, *self.variants_on(stream)) if PAR in self.methods else ()
+        return (PAR, *self.variants_on(stream)) if PAR in self.methods_on(stream) else ()
 
     def variant(self, name: str) -> Config:
         """This configuration with the overrides of variant ``name``; the configuration itself for ``par``."""
@@ -365,6 +372,11 @@ def _check(config: Config) -> None:
     for table in dataclasses.fields(Tables):
         _check_names(f"tables.{table.name}", config.tables.of(table.name), known_streams())
     _check_names("methods", config.methods, METHODS)
+    for name, block in config.methods.items():
+        if not isinstance(block or {}, Mapping):
+            raise ConfigError(f"methods.{name} = {block!r} is not a block; allowed are the method's hyper-parameters.")
+        skipped = _convert(tuple[str, ...], (block or {}).get("skip") or (), f"methods.{name}.skip")
+        _check_names(f"methods.{name}.skip", skipped, known_streams())
     _check_names("recipes", config.recipes, known_streams())
     _check_names("ablation.variants", config.ablation.variants, config.variants)
     _check_names("ablation.streams", config.ablation.streams, config.streams)

@@ -2,42 +2,68 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
+from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
+from PIL import Image
 
 from par.config import PAR, Config
 from par.files import read_json
-from par.reporting.report import render
-from pipeline.command import DISTANCES, PLANS, REPORTS, RESULTS, run_tables
+from par.reporting.report import Inputs, render
+from par.streams import Stream, load_stream
+from par.streams.show import contact_sheet
+from pipeline.command import CELLS, DISTANCES, PLANS, REPORTS, RESULTS, STREAMS, run_tables
 from pipeline.tracking import Run, git_state
+
+MAX_ROWS = 20  # tasks on a contact sheet
 
 
 def main(config: Config, run: Run) -> None:
     """Write ``reports/<preset>/``."""
-    results = {stream: read_json(RESULTS / f"{stream}.json") for stream in config.streams}
-    plans = {
-        stream: {name: read_json(PLANS / stream / f"{name}.json") for name in (PAR, *config.variants_on(stream))}
-        for stream in config.streams
-    }
-    distances = {stream: pd.read_csv(DISTANCES / f"{stream}.csv") for stream in config.streams}
-    commit, dirty = git_state()
-    provenance = {"commit": commit, "dirty": dirty, "python": platform.python_version(), "torch": version("torch")}
     out = REPORTS / config.preset
-    render(out, config, results, plans, distances, provenance)
-    metrics = read_json(out / "metrics.json")
-    run.parent_metrics(
-        {
-            f"{metric}/{stream}.{learner}": value
-            for metric, by_stream in metrics.items()
-            for stream, by_learner in by_stream.items()
-            for learner, value in by_learner.items()
-        }
-    )
+    run.parent_metrics(render(out, config, _inputs(config)))
     run.parent_artifact(out)
     run.parent_artifact("params.yaml")
-    print(f"Report: {out / 'README.md'}")
+    print(f"Report: {out / 'index.html'}")
+
+
+def _inputs(config: Config) -> Inputs:
+    """What the stages before this one wrote."""
+    built = {
+        stream: {seed: load_stream(STREAMS / stream / str(seed)) for seed in config.seeds} for stream in config.streams
+    }
+    commit, dirty = git_state()
+    return Inputs(
+        results={stream: read_json(RESULTS / f"{stream}.json") for stream in config.streams},
+        plans={
+            stream: {name: read_json(PLANS / stream / f"{name}.json") for name in (PAR, *config.variants_on(stream))}
+            for stream in config.streams
+        },
+        distances={stream: pd.read_csv(DISTANCES / f"{stream}.csv") for stream in config.streams},
+        cells={stream: _by_search(CELLS / stream, ".json", read_json) for stream in config.streams},
+        histories={stream: _by_search(CELLS / stream, ".csv", pd.read_csv) for stream in config.streams},
+        sheets={stream: _sheet(of_seed[config.seeds[0]]) for stream, of_seed in built.items()},
+        digests={stream: {str(seed): one.digest for seed, one in of_seed.items()} for stream, of_seed in built.items()},
+        provenance={"commit": commit, "dirty": dirty, "python": platform.python_version(), "torch": version("torch")},
+    )
+
+
+def _by_search(folder: Path, suffix: str, read: Callable[[Path], Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """The files ``<variant>/<seed>/<task><suffix>`` of a folder, read, by variant, seed and task."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for path in sorted(folder.glob(f"*/*/*{suffix}")):
+        found.setdefault(path.parts[-3], {}).setdefault(path.parts[-2], {})[path.stem] = read(path)
+    return found
+
+
+def _sheet(stream: Stream) -> Image.Image:
+    """The contact sheet of a stream, of a long one its first tasks."""
+    return contact_sheet(dataclasses.replace(stream, tasks=stream.tasks[:MAX_ROWS]))
 
 
 if __name__ == "__main__":

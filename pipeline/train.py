@@ -27,7 +27,7 @@ def main(config: Config, stream: str, run: Run) -> None:
     device = resolve_device(config.device)
     jobs = {
         (learner, seed): _jobs(config, stream, learner, seed, device)
-        for learner in dict.fromkeys((*config.methods, *config.par_learners(stream)))
+        for learner in dict.fromkeys((*config.methods_on(stream), *config.par_learners(stream)))
         for seed in config.seeds
     }
     distinct = {job.step_keys()[-1]: job for chain in jobs.values() for job in chain}  # variants share chains

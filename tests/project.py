@@ -59,6 +59,7 @@ variants: {}
 ablation:
   streams: []
   variants: []
+tables: {}
 tracking:
   experiment: par
 """

@@ -62,7 +62,7 @@ def test_every_way_to_write_a_number_loads_as_a_float(write, text, value):
         ("workers: 1.5\n", ["workers", "1.5", "a whole number"]),
         ("workers: true\n", ["workers", "True", "a whole number"]),
         ("device: tpu\n", ["device", "'tpu'", "auto, cpu, cuda"]),
-        ("predict: true\n", ["predict", "True", "full, ends"]),
+        ("predict: true\n", ["predict", "True", "auto, full, ends"]),
         ("freeze_below: 1.5\n", ["freeze_below", "1.5", "between 0 and 1"]),
         ("recipe:\n  epochs: many\n", ["recipe.epochs", "'many'", "a whole number"]),
         ("recipe: 5\n", ["recipe", "5", "block", "epochs"]),
@@ -80,6 +80,11 @@ def test_every_way_to_write_a_number_loads_as_a_float(write, text, value):
         ("variants:\n  a-b:\n    alpha: 0.1\n", ["variants.a-b", "no usable name"]),
         ("ablation:\n  variants:\n    - fixed\n", ["ablation.variants", "'fixed'", "unknown"]),
         ("ablation:\n  streams:\n    - demo_plus\n", ["ablation.streams", "demo_plus", "unknown", "demo_minus"]),
+        ("tables:\n  ctrl:\n    - demo_mius\n", ["tables.ctrl", "'demo_mius'", "unknown", "demo_minus"]),
+        ("tables:\n  ctrl:\n    - mixed\n    - mixed\n", ["tables.ctrl", "'mixed'", "twice"]),
+        ("tables:\n  groups: demo_mius\n", ["tables.groups", "'demo_mius'", "unknown", "demo_minus"]),
+        ("tables:\n  table1: []\n", ["tables.table1", "not a known key", "ctrl, mixed"]),
+        ("variants:\n  near:\n    alpha: 0.8\n", ["variants.near", "beta = 0.75", "alpha = 0.8"]),
         ("preset: again\n", ["not valid YAML", "preset"]),
     ],
 )
@@ -100,6 +105,9 @@ def test_a_bad_value_is_one_sentence_with_key_value_and_what_is_allowed(write, e
         (MINIMAL.replace("- demo_minus", "- demo_minus\n  - demo_minus"), ["streams", "twice"]),
         (MINIMAL.replace("- 0", "- 0\n  - 0"), ["seeds", "[0, 0]", "different"]),
         (MINIMAL.replace("preset: test\n", ""), ["preset", "missing"]),
+        (MINIMAL.replace("par:", "par: 3"), ["methods.par", "3", "block"]),
+        (MINIMAL.replace("    recipe", "    skip: demo_minus\n    recipe"), ["methods.finetune.skip", "list"]),
+        (MINIMAL.replace("    recipe", "    skip: [x]\n    recipe"), ["methods.finetune.skip", "'x'", "unknown"]),
         ("- 1\n", ["list", "mapping"]),
     ],
 )
@@ -122,6 +130,12 @@ def test_recipes_are_overridden_by_stream_then_by_method(write):
     assert config.recipe_for("demo_plus", "par") == Recipe(epochs=5)
 
 
+def test_a_method_can_skip_a_stream(write):
+    config = load(write(base=MINIMAL.replace("    recipe", "    skip: [demo_minus]\n    recipe")))
+    assert config.methods_on("demo_minus") == ("par",)
+    assert config.methods_on("demo_plus") == ("par", "finetune")
+
+
 def test_a_variant_is_the_configuration_with_its_overrides(write):
     config = load(
         write(
@@ -141,6 +155,12 @@ def test_override_keeps_what_it_does_not_name():
 
 def test_minus_infinity_switches_a_threshold_off(write):
     assert load(write("alpha: -.inf\n")).alpha == float("-inf")
+
+
+def test_a_table_may_name_a_stream_that_is_not_run(write):
+    tables = load(write("tables:\n  ctrl:\n    - demo_minus\n    - demo_long\n")).tables
+    assert tables.of("ctrl") == ("demo_minus", "demo_long") and tables.of("classic") == tables.of("ablation") == ()
+    assert load(write("tables:\n  ablation: demo_minus\n")).tables.of("ablation") == ("demo_minus",)
 
 
 def test_none_is_allowed_only_where_the_schema_says_so():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from dvc.repo import Repo
 
 from par import code, config
 from par.config import NAME_PATTERN, PAR, read_yaml
+from par.learning.chain import method_hyper
 from par.reporting.published import load_published
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -43,9 +45,15 @@ def test_there_are_seven_stages_a_stream_and_one_for_the_tables():
     assert tuple(DAG) == (*PER_STREAM, "tables")
     for stage in PER_STREAM:
         assert DAG[stage]["matrix"] == {"stream": "${streams}"}
-    streams = config.load(REPOSITORY / "params.yaml").streams
-    with Repo(str(REPOSITORY)) as repo:
-        assert len(repo.index.stages) == len(PER_STREAM) * len(streams) + 1
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_expands_to_all_its_stages(path, tmp_path):
+    """DVC joins the values of a matrix by '-': a name with one could silently replace another stage."""
+    shutil.copy(REPOSITORY / "dvc.yaml", tmp_path)
+    shutil.copy(path, tmp_path / "params.yaml")
+    with Repo.init(str(tmp_path), no_scm=True) as repo:
+        assert len(repo.index.stages) == len(PER_STREAM) * len(config.load(path).streams) + 1
 
 
 def test_only_route_and_tables_depend_on_the_thresholds():
@@ -66,6 +74,8 @@ def test_every_preset_loads_and_names_what_exists(path):
     preset = config.load(path)
     assert preset.preset == path.stem
     assert all(NAME_PATTERN.fullmatch(name) for name in (*preset.streams, *preset.methods, *preset.variants))
+    for method in preset.methods:
+        method_hyper(preset, method)
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)

@@ -6,10 +6,12 @@ import matplotlib
 import numpy as np
 from PIL import Image
 
-from par.reporting import figures
+from par.cells.genotype import DARTS_V1, DARTS_V2
+from par.reporting import cell_figures, figures, style
 from par.reporting.published import Value
-from par.reporting.tables import Score
+from par.reporting.scores import Score
 
+SHORT = ("sep", "dil", "max", "avg", "skip")  # operations as cells' arcs name them
 NAMES = {"finetune": "Finetune", "ewc": "EWC", "par": "PAR"}
 
 
@@ -74,25 +76,28 @@ def test_distance_heatmap_shows_only_earlier_tasks():
 def test_a_hundred_tasks_fit_a_page_without_numbers():
     heatmap = figures.distance_heatmap(scores(100), decisions(100), 0.5, 0.75, "")
     assert {text for text in texts(heatmap)} == {"α = 0.5", "β = 0.75"}
-    for figure in (heatmap, figures.accuracy_heatmap(accuracy(100), list("x" * 100), "")):
+    grid = figures.accuracy_heatmaps(dict.fromkeys("abcd", accuracy(100)), list("x" * 100), "")
+    assert not texts(grid)
+    for figure in (heatmap, grid):
         assert max(figure.get_size_inches()) < 11
 
 
 def test_a_single_task_can_be_drawn(tmp_path):
     one = np.array([[np.nan]])
-    figures.save(figures.distance_heatmap(one, decisions(1), 0.5, 0.5, "one"), tmp_path / "distance")
-    figures.save(figures.task_groups(decisions(1), "one"), tmp_path / "groups")
-    figures.save(figures.stream_curves({"par": np.array([[[0.7]]])}, NAMES, "one"), tmp_path / "curves")
+    style.save(figures.distance_heatmap(one, decisions(1), 0.5, 0.5, "one"), tmp_path / "distance")
+    style.save(figures.task_groups(decisions(1), "one"), tmp_path / "groups")
+    style.save(figures.stream_curves({"par": np.array([[[0.7]]])}, NAMES, "one"), tmp_path / "curves")
     assert len(list(tmp_path.iterdir())) == 6
 
 
-def test_accuracy_heatmap_tells_unknown_from_zero():
+def test_accuracy_heatmaps_tell_unknown_from_zero():
     matrix = accuracy(4)
     matrix[2, 0], matrix[3, 0] = np.nan, 0.0
-    figure = figures.accuracy_heatmap(matrix, list("abcd"), "")
-    assert ".00" in texts(figure) and len(texts(figure)) == 9
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["not predicted"]
-    assert figures.accuracy_heatmap(accuracy(4), list("abcd"), "").axes[0].get_legend() is None
+    figure = figures.accuracy_heatmaps({"PAR": matrix, "EWC": accuracy(4)}, list("abcd"), "")
+    assert [axes.get_title("left") for axes in figure.axes[:2]] == ["PAR", "EWC"]
+    assert ".00" in texts(figure) and len(texts(figure)) == 9 + 10
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["not predicted"]
+    assert not figures.accuracy_heatmaps({"EWC": accuracy(4)}, list("abcd"), "").legends
 
 
 def test_task_groups_put_tasks_on_the_row_of_their_group():
@@ -128,15 +133,69 @@ def test_size_scatter_shows_published_values_hollow():
     assert tuple(point.get_xydata()[0]) == (1.4, 0.85) and point.get_markerfacecolor() == "none"
 
 
+def test_size_scatter_leaves_out_values_of_other_images():
+    row = {}
+    for metric, value in (("AP", 0.7), ("M", 1.4)):
+        printed = Value("size", "par", "ctrl_minus", metric, value, (), superseded=False)
+        row[metric] = Score("demo_minus", "par", metric, (0.5,), None, printed, comparable=False)
+    assert all(
+        line.get_markerfacecolor() != "none" for line in figures.size_scatter({"par": row}, NAMES, "").axes[0].lines
+    )
+
+
+def test_sweep_shows_every_seed_and_the_means():
+    def row(ap, hours):
+        values = {
+            "AP": ap,
+            "M": (1.0, 2.0),
+            "experts": (2, 3),
+            "hours": hours,
+            "seconds": tuple(3600 * h for h in hours),
+        }
+        return {metric: Score("s", "v", metric, of_seeds, None, None) for metric, of_seeds in values.items()}
+
+    points = [(1.0, row((0.4, 0.6), (0.1, 0.1))), (0.0, row((0.7, 0.9), (0.02, 0.04)))]
+    panels = figures.sweep(points, 0.5, "α", "experts", "").axes
+    assert len(panels) == 4 and [axes.get_xlabel() for axes in panels] == ["", "", "α", "α"]
+    means = [line for line in panels[0].lines if line.get_linestyle() == "-"]
+    np.testing.assert_allclose(means[0].get_xydata(), [[0.0, 0.8], [1.0, 0.5]])
+    assert "seconds" in panels[3].get_ylabel(), "a demo's hours would all be 0.0"
+    longer = [(value, row((0.5,), (2.0,))) for value in (0.0, 1.0)]
+    assert "hours" in figures.sweep(longer, 0.5, "α", "experts", "").axes[3].get_ylabel()
+
+
+def test_coloured_groups_name_every_task_beside_its_expert():
+    written = texts(figures.coloured_groups(decisions(8), ""))
+    assert {"expert 0", "expert 1", "expert 2"} <= set(written) and {f"name {task}" for task in range(8)} <= set(
+        written
+    )
+
+
+def test_cells_show_every_operation_of_both_cells():
+    figure = cell_figures.cells([("first", DARTS_V1), ("second", DARTS_V2)], "a title")
+    assert [axes.get_title("left") for axes in figure.axes[::2]] == ["first: normal cell", "second: normal cell"]
+    for axes, nodes in zip(figure.axes, (DARTS_V1.normal, DARTS_V1.reduce, DARTS_V2.normal, DARTS_V2.reduce)):
+        written = [text.get_text() for text in axes.texts]
+        drawn = [text for text in written if text in SHORT]
+        assert sorted(drawn) == sorted(operation.split("_")[0] for node in nodes for operation, _ in node)
+
+
+def test_search_histories_average_the_searches():
+    rows = np.array([[0.2, 0.4], [0.4, 0.6]])
+    axes = cell_figures.search_histories({"par": rows}, {"par": "mdl"}, "").axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.3, 0.5])
+    assert axes.get_legend().get_texts()[0].get_text() == "mdl (2 searches)"
+
+
 def test_learners_look_different():
-    styles = figures.learner_styles([f"method_{number}" for number in range(16)] + ["par"])
+    styles = style.learner_styles([f"method_{number}" for number in range(16)] + ["par"])
     assert len({(style["color"], style["marker"]) for style in styles.values()}) == 17
     assert len({(style["color"], style["linestyle"]) for style in styles.values()}) == 17
 
 
 def test_equal_figures_give_equal_bytes(tmp_path):
     for name in ("a", "b"):
-        figures.save(figures.distance_heatmap(scores(4), decisions(4), 0.5, 0.75, "x"), tmp_path / name)
+        style.save(figures.distance_heatmap(scores(4), decisions(4), 0.5, 0.75, "x"), tmp_path / name)
     for suffix in ("png", "svg"):
         first, second = ((tmp_path / f"{name}.{suffix}").read_bytes() for name in ("a", "b"))
         assert first == second and b"dc:date" not in first and b"atplotlib version" not in first
@@ -145,5 +204,5 @@ def test_equal_figures_give_equal_bytes(tmp_path):
 
 def test_drawing_leaves_matplotlib_as_it_was(tmp_path):
     before = dict(matplotlib.rcParams)
-    figures.save(figures.task_groups(decisions(4), "x"), tmp_path / "groups")
+    style.save(figures.task_groups(decisions(4), "x"), tmp_path / "groups")
     assert dict(matplotlib.rcParams) == before

@@ -1,24 +1,16 @@
-"""Scores, tables and the report, from made-up results."""
+"""Tables, from made-up results."""
 
 from __future__ import annotations
 
-import csv
-import json
 import re
+from dataclasses import replace
 
-import numpy as np
-import pandas as pd
 import pytest
 
-from par.config import Config
-from par.reporting import metrics, tables
-from par.reporting.published import Value, load_published
-from par.reporting.report import render, score_matrix
-
-PROVENANCE = {"commit": "abc1234", "dirty": True, "python": "3.11.7", "torch": "2.14.1"}
-TASKS = ["digits", "textures", "digits again"]
-METHODS = {"finetune": {}, "independent": {}, "ewc": {"recipe": {"epochs": 9}}, "par": {}}
-CHAINS = {"finetune": [[0, 1, 2]], "independent": [[0], [1], [2]], "par": [[0, 2], [1]]}
+from par.reporting import tables
+from par.reporting.published import load_published
+from par.reporting.scores import stream_scores
+from tests.reporting_cases import demo_config, plan, result
 
 
 @pytest.fixture(scope="module")
@@ -27,122 +19,12 @@ def published():
 
 
 @pytest.fixture(scope="module")
-def config() -> Config:
-    return Config("demo", ("demo_minus", "cifar100_10"), (0, 1), METHODS, recipes={}, variants={"fixed": {}})
-
-
-def result(stream: str, seeds=(0, 1)) -> dict:
-    """What ``evaluate`` writes for three methods whose predictions are right at random."""
-    labels = [np.arange(60) % 10] * 3
-    learners = {}
-    for position, (learner, chains) in enumerate(CHAINS.items()):
-        learners[learner] = {}
-        for seed in seeds:
-            generator = np.random.default_rng([position, seed])
-            predictions = {
-                f"{i}/{j}": np.where(generator.random(60) < 0.5 + 0.1 * position, labels[j], 11).astype(np.uint8)
-                for chain in chains
-                for i in chain
-                for j in chain
-                if j <= i
-            }
-            costs = dict.fromkeys(metrics.COSTS, 0) | {"n_params": 607_050 * len(chains), "n_experts": len(chains)}
-            costs |= {"seconds": 3_000.0, "seconds_search": 600.0, "epochs": 12}
-            learners[learner][str(seed)] = metrics.evaluate_learner(
-                predictions, labels, chains, costs, (stream, learner, seed)
-            )
-    tasks = [{"name": name, "source": "digits", "n_classes": 10, "counts": {"test": 60}} for name in TASKS]
-    return {
-        "stream": stream,
-        "tasks": {str(seed): tasks for seed in seeds},
-        "hardware": {"device": "2 cores of a test machine"},
-        "learners": learners,
-    }
-
-
-def decision(task, kind, group, nearest, distance, cell_from, head_only=False) -> dict:
-    return {
-        "task": task,
-        "name": TASKS[task],
-        "decision": kind,
-        "group": group,
-        "nearest_group": nearest,
-        "distance": distance,
-        "cell_from": cell_from,
-        "head_only": head_only,
-        "reason": "nothing is near" if kind == "search" else "near group 0",
-    }
-
-
-def plan(last_of_seed_1="join") -> dict:
-    first = [decision(0, "search", 0, None, None, 0), decision(1, "search", 1, 0, 0.913, 1)]
-    joins = decision(2, "join", 0, 0, 0.21, 0, head_only=True)
-    other = joins if last_of_seed_1 == "join" else decision(2, "reuse_cell", 2, 0, 0.61, 0)
-    return {
-        "stream": "demo_minus",
-        "extractor": {"name": "resnet18", "digest": "0123456789abcdef" * 4},
-        "seeds": {"0": {"tasks": [*first, joins]}, "1": {"tasks": [*first, other]}},
-    }
-
-
-def distances() -> pd.DataFrame:
-    pairs = [(1, 0, 0.913), (2, 0, 0.21), (2, 1, 0.8)]
-    rows = [
-        {"seed": seed, "estimator": name, "split": "valid", "task": i, "other": j, "distance": s, "score": s + shift}
-        for seed in (0, 1)
-        for name, shift in (("paper", 0.0), ("corrected", -0.1))
-        for i, j, s in pairs
-    ]
-    return pd.DataFrame(rows)
-
-
-def a_score(values, printed, metric="AP") -> tables.Score:
-    value = None if printed is None else Value("ctrl", "par", "ctrl_minus", metric, printed, (), False)
-    return tables.Score("ctrl_minus", "par", metric, values, None, value)
-
-
-@pytest.mark.parametrize(
-    "values, printed, verdict",
-    [
-        ((0.70, 0.72), 0.71, "reproduced"),
-        ((0.72,), 0.71, "reproduced"),  # exactly one point
-        ((0.721,), 0.71, "above"),
-        ((0.699,), 0.71, "below"),
-        ((0.60, 0.70), 0.78, "reproduced"),  # 2 std are 14 points
-        ((0.60, 0.61), 0.78, "below"),
-        ((), 0.71, "not run"),
-        ((0.71,), None, ""),
-    ],
-)
-def test_verdict(values, printed, verdict):
-    assert a_score(values, printed).verdict == verdict
-
-
-def test_only_accuracies_are_judged():
-    score = a_score((1.401,), 1.4, "M")
-    assert score.verdict == "" and score.difference == pytest.approx(0.001)
-
-
-def test_score_as_text():
-    assert a_score((0.70, 0.72), None).text() == "0.710 ± 0.014"
-    assert a_score((0.7064,), None).text() == "0.706"
-    assert a_score((), None).text() == "-"
-    assert a_score((-0.0004,), None, "AF").text() == "0.000"
-    assert a_score((1234.6, 1234.6), None, "seconds").text() == "1,235"
-
-
-def test_scores_average_seeds_and_intervals(config, published):
-    content = result("cifar100_10")
-    score = tables.stream_scores(config, "cifar100_10", content, published)["par"]["AP"]
-    entries = content["learners"]["par"].values()
-    assert score.mean == pytest.approx(np.mean([entry["ap"] for entry in entries]))
-    assert score.std == pytest.approx(np.std([entry["ap"] for entry in entries], ddof=1))
-    assert score.interval[0] == pytest.approx(np.mean([entry["ap_interval"][0] for entry in entries]))
-    assert score.published.value == 0.853
+def config():
+    return demo_config()
 
 
 def test_stream_table_of_a_published_stream(config, published):
-    scores = tables.stream_scores(config, "cifar100_10", result("cifar100_10"), published)
+    scores = stream_scores(config, "cifar100_10", result("cifar100_10"), published)
     table = tables.stream_table(config, "cifar100_10", scores, published)
     rows = {row[0]: dict(zip(table.columns, row)) for row in table.rows}
     assert list(rows)[:4] == ["Finetune", "Independent", "EWC", "PAR"], "the configuration's methods come first"
@@ -158,15 +40,15 @@ def test_stream_table_of_a_published_stream(config, published):
 
 
 def test_stream_table_without_published_values(config, published):
-    scores = tables.stream_scores(config, "demo_minus", result("demo_minus"), published)
+    scores = stream_scores(config, "demo_minus", result("demo_minus"), published)
     table = tables.stream_table(config, "demo_minus", scores, published)
     assert not any("paper" in column or column == "Verdict" for column in table.columns)
-    assert [row[0] for row in table.rows] == ["Finetune", "Independent", "EWC", "PAR"]
+    assert [row[0] for row in table.rows][:4] == ["Finetune", "Independent", "EWC", "PAR"]
     assert "DEMO" in table.title
 
 
 def test_missing_seeds_are_said(config, published):
-    scores = tables.stream_scores(config, "demo_minus", result("demo_minus", seeds=(0,)), published)
+    scores = stream_scores(config, "demo_minus", result("demo_minus", seeds=(0,)), published)
     table = tables.stream_table(config, "demo_minus", scores, published)
     assert table.notes == ("[a] 1 of 2 seeds.",) and table.rows[0][0] == "Finetune [a]"
 
@@ -186,12 +68,82 @@ def test_markdown_and_latex_of_a_table():
     )
 
 
-def test_overview_table(config, published):
-    contents = {"demo_minus": result("demo_minus"), "cifar100_10": {}}
-    scores = {stream: tables.stream_scores(config, stream, content, published) for stream, content in contents.items()}
-    table = tables.overview_table(config, scores, published)
-    assert [row[0] for row in table.rows] == ["Finetune", "Independent", "PAR"]
-    assert all(row[2] == "not run" and row[1] != "not run" for row in table.rows)
+def scores_of(config, contents, published):
+    return {stream: stream_scores(config, stream, content, published) for stream, content in contents.items()}
+
+
+def test_ours_table_has_every_method_on_every_stream(config, published):
+    scores = scores_of(config, {"demo_minus": result("demo_minus"), "cifar100_10": {}}, published)
+    table = tables.ours_table(config, scores, published)
+    assert [row[0] for row in table.rows] == ["Finetune", "Independent", "EWC", "PAR"]
+    ran = {row[0]: row[1] for row in table.rows}
+    assert ran["EWC"] == "not run" and all(row[2] == "not run" for row in table.rows)
+    ap, size, hours = ran["PAR"].split("\n")
+    assert ap.count("/") == 1 and size == "1.214 M" and hours == "1.000 h"
+
+
+def test_a_table_of_the_paper_has_its_rows_and_ours(config, published):
+    contents = {stream: {} for stream in ("demo_minus", "demo_long")} | {"cifar100_10": result("cifar100_10")}
+    table = tables.paper_table(config, "classic", scores_of(config, contents, published), published)
+    assert (table.name, table.title) == ("table_3_classic", "Table 3: CIFAR100-10 and MiniImageNet-20 (DEMO)")
+    assert table.columns == ("Method", "CIFAR100-10 (DEMO)\nAP", "CIFAR100-10 (DEMO)\nAF")
+    rows = {row[0]: row[1:] for row in table.rows}
+    paper = ["Finetune", "EWC", "MAS", "LwF", "GPM", "A-GEM", "Independent", "PNN", "Learn to Grow", "MNTDP-S"]
+    assert list(rows) == [*paper, "MNTDP-D", "PAR"]
+    ours, interval, printed, verdict = rows["PAR"][0].split("\n")
+    assert re.fullmatch(r"0\.\d{3} ± 0\.\d{3}", ours) and re.fullmatch(r"\[0\.\d{3}, 0\.\d{3}\]", interval)
+    assert printed == "paper 0.853" and verdict.startswith("-0.") and verdict.split(", ")[1] in ("below", "reproduced")
+    assert rows["GPM"] == ("not run\npaper 0.725 [b,c]", "not run"), "the paper leaves GPM's AF empty, nobody ran it"
+    assert table.notes[1:3] == ("[b] AlexNet backbone.", "[c] quoted from GPM [inferred].")
+
+
+def test_cells_that_the_paper_leaves_empty_are_filled(published):
+    config = replace(demo_config(), methods={"er": {}}, streams=("cifar100_10",))
+    content = result("cifar100_10")
+    content["learners"]["er"] = content["learners"]["finetune"]
+    table = tables.paper_table(config, "classic", scores_of(config, {"cifar100_10": content}, published), published)
+    name, ap, af = table.rows[-1]
+    assert name == "ER" and "±" in ap and "±" in af and "paper" not in ap
+
+
+def test_a_stand_in_shows_the_papers_values_without_verdict(config, published):
+    scores = scores_of(config, {"demo_minus": result("demo_minus"), "demo_long": {}}, published)
+    table = tables.paper_table(config, "ctrl", scores, published)
+    assert table.columns[1::2] == ("DEMO S-\nAP", "DEMO S-long\nAP")
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["PAR"][0].endswith("paper 0.706") and "reproduced" not in "".join(map("".join, table.rows))
+    assert rows["PAR"][2] == "not run\npaper 0.773"
+    assert table.notes[0].startswith("Other images than the paper's: DEMO S- for CTrL S-, DEMO S-long for CTrL S-long;")
+
+
+def test_the_ablation_has_the_variants_and_their_hours(config, published):
+    scores = scores_of(config, {"demo_minus": result("demo_minus")}, published)
+    table = tables.paper_table(config, "ablation", scores, published)
+    assert [column.split("\n")[1] for column in table.columns[1:]] == ["AP", "AF", "M", "hours"]
+    assert [row[0] for row in table.rows][0::6] == ["PAR, fixed cell, no sharing", "PAR"] and len(table.rows) == 7
+    assert table.rows[0][4] == "1.000" and table.rows[1][1] == "not run"
+
+
+def test_variants_say_what_they_change(config, published):
+    scores = scores_of(config, {"demo_minus": result("demo_minus")}, published)["demo_minus"]
+    plans = {"par": plan(), "alpha_000": plan("reuse_cell")}
+    rows = {row[0]: row[1:] for row in tables.variant_table(config, "demo_minus", scores, plans, published).rows}
+    assert list(rows) == ["par", "fixed", "alpha_000", "alpha_100", "search_advantage"]
+    assert rows["fixed"][0] == "alpha = never, search.update = fixed" and rows["par"][:2] == ("-", "-")
+    assert rows["alpha_000"][1] == "1 of 6" and rows["fixed"][1] == "-", "a variant without a plan says nothing"
+
+
+def test_latex_has_minus_signs_and_the_papers_number_in_the_caption():
+    latex = tables.Table("t", "Table 3: CIFAR100-10", ("AF",), (("-0.020",), ("+0.1",)), 0).latex()
+    assert r"\caption{CIFAR100-10: the paper's table 3}" in latex
+    assert "$-$0.020" in latex and "+0.1" in latex
+
+
+def test_cells_of_several_lines():
+    table = tables.Table("t", "t", ("a\nb", "n"), (("x", "1\n2\n3"), ("y", "4")), 1)
+    assert table.markdown().splitlines()[0] == "| a<br>b | n |" and "| x | 1<br>2<br>3 |" in table.markdown()
+    body = table.latex().split(r"\toprule")[1]
+    assert "a & n \\\\\nb &  \\\\" in body and "x & 1 \\\\\n & 2 \\\\\n & 3 \\\\\n\\addlinespace\ny & 4" in body
 
 
 def test_plan_in_words():
@@ -204,69 +156,3 @@ def test_plan_in_words():
 def test_agreement_of_seeds():
     assert tables.agreement(plan()) == "All 2 seeds take the same decisions."
     assert tables.agreement(plan("reuse_cell")) == "Seed 1 decides differently from seed 0 on task 2."
-
-
-def test_stamp_says_where_numbers_come_from(config):
-    contents, plans = {"demo_minus": result("demo_minus")}, {"demo_minus": {"par": plan()}}
-    stamped = tables.stamp(config, config.streams, contents, plans, PROVENANCE)
-    assert stamped["Preset"] == "demo (DEMO)" and stamped["Commit"] == "abc1234-dirty" and stamped["Seeds"] == "0, 1"
-    assert stamped["Extractor"] == "resnet18 (sha256 0123456789ab)" and "test machine" in stamped["Hardware"]
-    assert stamped["Epochs"] == "100 a task (finetune, independent, par), 9 a task (ewc); search 100"
-
-
-def test_epochs_that_differ_by_stream_are_said_by_stream():
-    config = Config("cifar", ("mixed", "cifar10_5"), (0,), {"par": {}}, recipes={"mixed": {"epochs": 7}})
-    assert tables.stamp(config, config.streams, {}, {}, PROVENANCE)["Epochs"] == (
-        "mixed: 7 a task; cifar10_5: 100 a task; search 100"
-    )
-
-
-def test_score_matrix_takes_the_configured_estimator(config):
-    matrix = score_matrix(distances(), config, 1, 3)
-    np.testing.assert_allclose(matrix, [[np.nan] * 3, [0.913, np.nan, np.nan], [0.21, 0.8, np.nan]])
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory, config):
-    folder = tmp_path_factory.mktemp("report") / "demo"
-    contents = {"demo_minus": result("demo_minus")}
-    render(folder, config, contents, {"demo_minus": {"par": plan()}}, {"demo_minus": distances()}, PROVENANCE)
-    return folder
-
-
-def test_report_shows_everything_and_every_link_leads_somewhere(report):
-    page = (report / "README.md").read_text(encoding="utf-8")
-    links = re.findall(r'\]\(([^)]+)\)|src="([^"]+)"', page)
-    targets = {first or second for first, second in links}
-    assert len(targets) > 15 and all((report / target).is_file() for target in targets)
-    written = {str(path.relative_to(report)) for path in report.rglob("*") if path.is_file()}
-    assert written == targets | {"README.md", "metrics.json"}
-    assert "**DEMO.**" in page and "abc1234-dirty" in page and "## CIFAR100-10 (DEMO)" in page
-    assert "All 2 seeds take the same decisions." in page
-
-
-def test_report_metrics_for_dvc(report):
-    content = json.loads((report / "metrics.json").read_text())
-    entries = result("demo_minus")["learners"]["par"].values()
-    assert content["AP"]["demo_minus"]["par"] == round(np.mean([entry["ap"] for entry in entries]), 4)
-    assert content["params_M"]["demo_minus"] == {"finetune": 0.607, "independent": 1.8212, "par": 1.2141}
-    assert content["seconds"]["demo_minus"]["par"] == 3600.0
-    assert set(content) == {"AP", "AF", "params_M", "seconds"} and content["AF"]["cifar100_10"] == {}
-
-
-def test_report_tables_on_disk(report):
-    with open(report / "tables" / "cifar100_10.csv", newline="") as handle:
-        rows = {(row["learner"], row["metric"]): row for row in csv.DictReader(handle)}
-    assert rows["gpm", "AP"]["published"] == "0.725" and rows["gpm", "AP"]["verdict"] == "not run"
-    assert "AlexNet" in rows["gpm", "AP"]["marks"]
-    for suffix in ("md", "tex"):
-        text = (report / "tables" / f"demo_minus.{suffix}").read_text(encoding="utf-8")
-        assert "abc1234-dirty" in text and r"\frac{1}{T}" in text and "DEMO" in text
-
-
-def test_report_is_the_same_every_time(report, config, tmp_path_factory):
-    again = tmp_path_factory.mktemp("again")
-    contents = {"demo_minus": result("demo_minus")}
-    render(again, config, contents, {"demo_minus": {"par": plan()}}, {"demo_minus": distances()}, PROVENANCE)
-    files = [path for path in report.rglob("*") if path.is_file()]
-    assert files and all((again / path.relative_to(report)).read_bytes() == path.read_bytes() for path in files)

@@ -27,6 +27,9 @@ from par.methods.base import LearningTask, Method, Step
 from par.streams import Task, load_stream
 
 
+LONG_CHAIN = 20  # tasks; the predictions of all steps grow with the square of a chain's length
+
+
 @dataclass(frozen=True)
 class PlannedTask:
     """A task of a chain and what the plan says of it."""
@@ -174,7 +177,8 @@ class ChainJob:
 
     def _tested_after(self, position: int) -> list[int]:
         """Tasks whose test images are predicted after the step at ``position``."""
-        if self.config.predict == "full" or position == len(self.chain) - 1:
+        full = self.config.predict == "full" or (self.config.predict == "auto" and len(self.chain) <= LONG_CHAIN)
+        if full or position == len(self.chain) - 1:
             return [planned.index for planned in self.chain[: position + 1]]
         return [self.chain[position].index]
 
@@ -194,7 +198,7 @@ def method_hyper(config: Config, method: str) -> Any:
     Raises:
         ConfigError: see :func:`par.config.parse`.
     """
-    block = {name: value for name, value in (config.methods.get(method) or {}).items() if name != "recipe"}
+    block = {key: value for key, value in (config.methods.get(method) or {}).items() if key not in ("recipe", "skip")}
     return parse(load_method(method).Hyper, block, f"methods.{method}")
 
 

@@ -1,79 +1,48 @@
-"""The report's figures: matplotlib without its global state, readable in print and by the colour-blind.
+"""Figures of streams and their results: distances, groups, accuracies, sizes, sweeps of a threshold.
 
-Every function returns a :class:`matplotlib.figure.Figure`; :func:`save` writes it as png and svg whose bytes depend on
-its content alone. Colours are Okabe and Ito's and matplotlib's cividis, whose lightness rises steadily.
+Every function returns a :class:`matplotlib.figure.Figure` for :func:`par.reporting.style.save`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from pathlib import Path
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from par.config import PAR
-from par.files import write_atomically
+from par.reporting.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    LEARNER_COLOURS,
+    ORANGE,
+    SKY,
+    VERMILION,
+    chart,
+    empty_figure,
+    inches,
+    learner_styles,
+    lower_limit,
+    styled,
+)
 from par.reporting.tables import decision_words
 
+MAX_NUMBERED = 10  # tasks up to which small heat maps hold numbers
 MAX_LABELLED = 20  # tasks up to which cells hold numbers and every task its name
-STYLE = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
-    "font.size": 8,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "legend.frameon": False,
-    "svg.hashsalt": "par",
-    "savefig.dpi": 200,
-}
-BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-BLUE, VERMILION, PURPLE, BROWN, GREY = "#0072B2", "#D55E00", "#CC79A7", "#8C6D31", "#7F7F7F"
 DECISIONS = {  # words, colour, marker
     "search": ("search a cell", ORANGE, "s"),
     "reuse_cell": ("reuse a cell", SKY, "D"),
     "join": ("join", GREEN, "o"),
 }
-LEARNER_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, BLACK, BROWN, GREY)
-LEARNER_MARKERS = "sD^vPX*"
 
 
-def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Let ``draw`` run under :data:`STYLE` and leave matplotlib's settings as they were."""
-
-    @wraps(draw)
-    def wrapper(*args: Any, **kwargs: Any) -> Figure:
-        with matplotlib.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return wrapper
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write ``<path>.png`` and ``<path>.svg``; neither holds a date, a version or a random identifier."""
-    metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-    with matplotlib.rc_context(STYLE):
-        for suffix, entries in metadata.items():
-            write_atomically(
-                path.with_name(f"{path.name}.{suffix}"),
-                lambda draft, entries=entries: figure.savefig(draft, bbox_inches="tight", metadata=entries),
-            )
-
-
-@_styled
+@styled
 def distance_heatmap(
     scores: np.ndarray, decisions: Sequence[Mapping[str, Any]], alpha: float, beta: float, title: str
 ) -> Figure:
@@ -88,8 +57,8 @@ def distance_heatmap(
     labelled = n_tasks <= MAX_LABELLED
     shown = np.where(np.tri(n_tasks, k=-1, dtype=bool), scores, np.nan)
     size = _cell_inches(n_tasks) * n_tasks
-    figure = _figure(size + 4.6, size + 1.7)
-    axes = figure.add_axes(_inches(figure, 1.2, 1.0, size, size))
+    figure = empty_figure(size + 4.6, size + 1.7)
+    axes = figure.add_axes(inches(figure, 1.2, 1.0, size, size))
     image = axes.imshow(shown, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
     _task_ticks(axes, [decision["name"] for decision in decisions])
     axes.set_title(title, pad=24)
@@ -112,7 +81,7 @@ def distance_heatmap(
     handles += [Patch(facecolor="none", edgecolor=VERMILION, linewidth=1.4, label="same group")]
     place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3, "borderpad": 0}
     axes.legend(handles=handles, ncols=4, fontsize=7.5, handlelength=1.0, columnspacing=1.2, **place)
-    bar_axes = figure.add_axes(_inches(figure, 1.2 + size + (2.6 if labelled else 0.6), 1.0, 0.14, size))
+    bar_axes = figure.add_axes(inches(figure, 1.2 + size + (2.6 if labelled else 0.6), 1.0, 0.14, size))
     bar = figure.colorbar(image, cax=bar_axes, extend="min" if np.nanmin(shown, initial=0) < 0 else "neither")
     bar.outline.set_linewidth(0)
     bar.set_ticks([0, 0.25, 0.5, 0.75, 1])
@@ -128,37 +97,58 @@ def distance_heatmap(
     return figure
 
 
-@_styled
-def accuracy_heatmap(matrix: np.ndarray, task_names: Sequence[str], title: str) -> Figure:
-    """The accuracy matrix of one learner.
+@styled
+def accuracy_heatmaps(matrices: Mapping[str, np.ndarray], task_names: Sequence[str], title: str) -> Figure:
+    """Accuracy matrices, one panel a learner, four in a row.
 
     Args:
-        matrix: r_ij [T, T], rows are steps; NaN inside the lower triangle (not predicted) is drawn grey.
+        matrices: name of the learner -> r_ij [T, T], rows are steps; NaN inside the lower triangle (not predicted) is
+            drawn grey.
     """
-    n_tasks = len(task_names)
-    size = _cell_inches(n_tasks) * n_tasks
-    figure = _figure(size + 2.2, size + 1.5)
-    axes = figure.add_axes(_inches(figure, 1.2, 1.0, size, size))
-    unknown = np.tri(n_tasks, dtype=bool) & np.isnan(matrix)
-    axes.imshow(np.where(unknown, 0.12, np.nan), cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
-    image = axes.imshow(matrix, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
-    _task_ticks(axes, task_names)
-    axes.set_title(title, pad=8)
-    axes.set_ylabel("after learning task")
-    axes.set_xlabel("accuracy on task")
-    if n_tasks <= MAX_LABELLED:
-        _write_numbers(axes, matrix, image)
-    if unknown.any():
-        axes.legend(handles=[Patch(facecolor="0.9", label="not predicted")], loc="upper right", fontsize=7.5)
-    bar_axes = figure.add_axes(_inches(figure, 1.2 + size + 0.15, 1.0, 0.14, size))
+    n_tasks, n_columns = len(task_names), min(4, len(matrices))
+    n_rows = -(-len(matrices) // n_columns)
+    with_numbers = n_tasks <= MAX_NUMBERED
+    side, left = max(1.5, 0.23 * n_tasks if with_numbers else 2.2), 1.25 if with_numbers else 0.55
+    bottom, right, top, gap = 1.05 if with_numbers else 0.5, 0.75, 0.7, (0.15, 0.35)
+    figure = empty_figure(
+        left + n_columns * side + (n_columns - 1) * gap[0] + right, bottom + n_rows * side + (n_rows - 1) * gap[1] + top
+    )
+    any_unknown = False
+    for position, (name, matrix) in enumerate(matrices.items()):
+        row, column = divmod(position, n_columns)
+        x, y = left + column * (side + gap[0]), bottom + (n_rows - 1 - row) * (side + gap[1])
+        axes = figure.add_axes(inches(figure, x, y, side, side))
+        axes.patch.set_visible(False)  # it would cover the names below the panel above
+        unknown = np.tri(n_tasks, dtype=bool) & np.isnan(matrix)
+        any_unknown |= bool(unknown.any())
+        axes.imshow(np.where(unknown, 0.12, np.nan), cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
+        image = axes.imshow(matrix, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+        _task_ticks(axes, task_names, MAX_NUMBERED)
+        is_lowest = position + n_columns >= len(matrices)
+        axes.tick_params(labelleft=column == 0, labelbottom=is_lowest, labelsize=6.5)
+        if column == 0:
+            axes.set_ylabel("after learning task")
+        if is_lowest:
+            axes.set_xlabel("accuracy on task")
+        axes.set_title(name, fontsize=8, pad=3)
+        if with_numbers:
+            _write_numbers(axes, matrix, image, 5.5)
+    bar_axes = figure.add_axes(
+        inches(figure, left + n_columns * side + (n_columns - 1) * gap[0] + 0.12, bottom, 0.12, side)
+    )
     bar = figure.colorbar(image, cax=bar_axes)
     bar.outline.set_linewidth(0)
     bar.set_ticks([0, 0.25, 0.5, 0.75, 1])
     bar.set_label("accuracy", labelpad=4)
+    height = figure.get_figheight()
+    figure.text(left / figure.get_figwidth(), 1 - 0.3 / height, title, weight="bold", fontsize=9.5)
+    if any_unknown:
+        patch = Patch(facecolor="0.9", label="not predicted")
+        figure.legend(handles=[patch], loc="upper right", bbox_to_anchor=(1, 1), fontsize=7.5)
     return figure
 
 
-@_styled
+@styled
 def task_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """The groups that a plan makes: one row a group (an expert), one column a task.
 
@@ -169,8 +159,8 @@ def task_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figure:
     labelled = n_tasks <= MAX_LABELLED
     width = max(3.4, n_tasks * (0.42 if labelled else 0.065))
     height = max(1.0, n_groups * (0.32 if labelled else 0.085))
-    figure = _figure(width + 2.6, height + 1.5)
-    axes = figure.add_axes(_inches(figure, 0.7, 1.0, width, height))
+    figure = empty_figure(width + 2.6, height + 1.5)
+    axes = figure.add_axes(inches(figure, 0.7, 1.0, width, height))
     group_of = [decision["group"] for decision in decisions]
     marker_size = 7.5 if labelled else 3.2
     for group in range(n_groups):
@@ -217,7 +207,7 @@ def task_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def stream_curves(matrices: Mapping[str, np.ndarray], names: Mapping[str, str], title: str) -> Figure:
     """Mean accuracy on the tasks seen so far, after every step: the mean over seeds and a band of one std.
 
@@ -225,11 +215,11 @@ def stream_curves(matrices: Mapping[str, np.ndarray], names: Mapping[str, str], 
         matrices: learner -> accuracy matrices [S, T, T] of its seeds. Steps with unknown entries are left out.
         names: learner -> its name in the legend.
     """
-    figure, axes = _chart(len(matrices))
+    figure, axes = chart(len(matrices))
     n_tasks, lowest = 1, 1.0
     for learner, style in learner_styles(list(matrices)).items():
         n_tasks = matrices[learner].shape[1]
-        seen = np.stack([matrices[learner][:, step, : step + 1].mean(axis=1) for step in range(n_tasks)], axis=1)
+        seen = seen_accuracy(matrices[learner])
         mean, std = seen.mean(axis=0), seen.std(axis=0, ddof=1 if len(seen) > 1 else 0)
         lowest = min(lowest, np.nanmin(mean - std))
         steps = np.arange(1, n_tasks + 1)
@@ -237,7 +227,7 @@ def stream_curves(matrices: Mapping[str, np.ndarray], names: Mapping[str, str], 
         axes.plot(steps, mean, label=names[learner], markevery=marked, **style)
         if len(seen) > 1:
             axes.fill_between(steps, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
-    axes.set_ylim(_lower_limit(lowest), 1.01)
+    axes.set_ylim(lower_limit(lowest), 1.01)
     axes.set_xlim(1 - 0.02 * n_tasks, 1.02 * n_tasks)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("tasks learned")
@@ -248,7 +238,15 @@ def stream_curves(matrices: Mapping[str, np.ndarray], names: Mapping[str, str], 
     return figure
 
 
-@_styled
+def seen_accuracy(matrices: np.ndarray) -> np.ndarray:
+    """Mean accuracy on the tasks learned so far, float64 [S, T]: row means of the lower triangles of [S, T, T].
+
+    A step with an unknown entry is NaN.
+    """
+    return np.stack([matrices[:, step, : step + 1].mean(axis=1) for step in range(matrices.shape[1])], axis=1)
+
+
+@styled
 def size_scatter(scores: Mapping[str, Mapping[str, Any]], names: Mapping[str, str], title: str) -> Figure:
     """AP against the number of parameters; error bars are one std over seeds, hollow marks the published values.
 
@@ -256,7 +254,7 @@ def size_scatter(scores: Mapping[str, Mapping[str, Any]], names: Mapping[str, st
         scores: learner -> {"AP": Score, "M": Score} (see par/reporting/tables.py).
         names: learner -> its name in the legend.
     """
-    figure, axes = _chart(len(scores) + 1)
+    figure, axes = chart(len(scores) + 1)
     any_published, sizes, lowest = False, [], 1.0
     for learner, style in learner_styles(list(scores)).items():
         ap, size = scores[learner]["AP"], scores[learner]["M"]
@@ -268,7 +266,7 @@ def size_scatter(scores: Mapping[str, Mapping[str, Any]], names: Mapping[str, st
             axes.plot(size.mean, ap.mean, markersize=7, label=names[learner], **edge, **style)
             sizes.append(size.mean)
             lowest = min(lowest, ap.mean - (ap.std or 0))
-        if ap.published and size.published:
+        if ap.published and size.published and ap.comparable:
             any_published = True
             label = None if ap.values else names[learner]
             hollow = {"markerfacecolor": "none", "markeredgewidth": 1.2}
@@ -282,7 +280,7 @@ def size_scatter(scores: Mapping[str, Mapping[str, Any]], names: Mapping[str, st
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_xlim(0, 1.1 * max(sizes, default=1))
-    axes.set_ylim(_lower_limit(lowest), 1.01)
+    axes.set_ylim(lower_limit(lowest), 1.01)
     axes.set_xlabel("M: parameters at the end of the stream, millions")
     axes.set_ylabel("AP")
     axes.grid(color="0.9", linewidth=0.6)
@@ -296,27 +294,92 @@ def size_scatter(scores: Mapping[str, Mapping[str, Any]], names: Mapping[str, st
     return figure
 
 
-def learner_styles(learners: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour, marker and line of every learner by its position; PAR's is vermilion, thick and in front."""
-    styles = {}
-    others = [learner for learner in learners if learner != PAR]
-    for learner in learners:
-        if learner == PAR:
-            styles[learner] = {
-                "color": VERMILION, "marker": "o", "linestyle": "-", "linewidth": 2.2, "markersize": 5, "zorder": 4,
-            }  # fmt: skip
-            continue
-        position = others.index(learner)
-        colours = len(LEARNER_COLOURS)
-        styles[learner] = {
-            "color": LEARNER_COLOURS[position % colours],
-            "marker": LEARNER_MARKERS[position % len(LEARNER_MARKERS)],
-            "linestyle": ("-", "--", ":")[position // colours % 3],
-            "linewidth": 1.3,
-            "markersize": 4.5,
-            "zorder": 3,
-        }
-    return styles
+@styled
+def sweep(
+    points: Sequence[tuple[float, Mapping[str, Any]]], own: float, symbol: str, structure: str, title: str
+) -> Figure:
+    """A threshold's effect in four panels: AP, M, what it changes in the plan, and time.
+
+    Args:
+        points: value of the threshold and the scores there (metric -> Score, see par/reporting/scores.py), every one
+            with at least one seed; dots are seeds, the line their mean.
+        own: the preset's value of the threshold, marked.
+        symbol: of the threshold, for the axes.
+        structure: the metric of the third panel, ``experts`` or ``cells``.
+    """
+    points = sorted(points, key=lambda point: point[0])
+    values = [value for value, _ in points]
+    time = "hours" if max(row["hours"].mean for _, row in points) >= 0.2 else "seconds"
+    panels = {
+        "AP": "AP",
+        "M": "M: millions of parameters",
+        structure: {"experts": "experts", "cells": "cells searched"}[structure],
+        time: f"{time} of training and search",
+    }
+    figure = empty_figure(6.6, 4.5)
+    for position, (metric, label) in enumerate(panels.items()):
+        left, bottom = 0.65 + 3.3 * (position % 2), 2.55 - 2.05 * (position // 2)
+        axes = figure.add_axes(inches(figure, left, bottom, 2.55, 1.5))
+        axes.axvline(own, color="0.75", linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+        for value, row in points:
+            seeds = row[metric].values
+            axes.plot([value] * len(seeds), seeds, ".", color=SKY, markersize=5, zorder=2)
+        means = [row[metric].mean for _, row in points]
+        axes.plot(values, means, "o-", color=BLUE, linewidth=1.5, markersize=4, zorder=3)
+        axes.set_ylabel(label)
+        if metric == "AP":
+            axes.margins(y=0.15)
+        else:
+            axes.set_ylim(0, 1.12 * max(max(row[metric].values) for _, row in points))
+        if metric == structure:
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        if position >= 2:
+            axes.set_xlabel(symbol)
+        axes.grid(axis="y", color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+    figure.axes[0].set_title(title, pad=8)
+    handles = [
+        Line2D([], [], color=BLUE, marker="o", markersize=4, label="mean over seeds"),
+        Line2D([], [], color=SKY, marker=".", linestyle="", markersize=6, label="one seed"),
+        Line2D([], [], color="0.75", linestyle=(0, (4, 2)), label=f"the preset's {symbol}"),
+    ]
+    figure.axes[1].legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1.0), fontsize=7, ncols=3,
+                          columnspacing=0.9, handlelength=1.5, handletextpad=0.4, borderpad=0)  # fmt: skip
+    return figure
+
+
+@styled
+def coloured_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """Which tasks share an expert, by name: one colour and one row (or more, when it is full) an expert."""
+    groups: dict[int, list[str]] = {}
+    for decision in decisions:
+        groups.setdefault(decision["group"], []).append(decision["name"])
+    per_row, width, height = 6, 1.12, 0.42
+    rows = [
+        (group, start, names[start : start + per_row])
+        for group, names in groups.items()
+        for start in range(0, len(names), per_row)
+    ]
+    columns = max(len(names) for _, _, names in rows)
+    figure = empty_figure(0.8 + columns * width, 0.4 + len(rows) * height)
+    axes = figure.add_axes(inches(figure, 0.7, 0.05, columns * width, len(rows) * height))
+    for row, (group, start, names) in enumerate(rows):
+        colour = LEARNER_COLOURS[group % len(LEARNER_COLOURS)]
+        if start == 0:
+            axes.text(-0.05, row + 0.5, f"expert {group}", ha="right", va="center", weight="bold")
+        for column, name in enumerate(names):
+            shape = {"boxstyle": "round,pad=0,rounding_size=0.08", "mutation_aspect": width / height}
+            for fill, edge in (((colour, 0.3), "none"), ("none", colour)):
+                axes.add_patch(
+                    FancyBboxPatch((column + 0.03, row + 0.08), 0.94, 0.84, fc=fill, ec=edge, linewidth=1.2, **shape)
+                )
+            words = textwrap.fill(name, 17)
+            axes.text(column + 0.5, row + 0.5, words, ha="center", va="center", fontsize=7, linespacing=0.95)
+    axes.set_xlim(0, columns)
+    axes.set_ylim(len(rows), 0)
+    axes.axis("off")
+    axes.set_title(title, pad=4, x=-0.65 / (columns * width))
+    return figure
 
 
 def _decision_text(decision: Mapping[str, Any]) -> str:
@@ -325,41 +388,16 @@ def _decision_text(decision: Mapping[str, Any]) -> str:
     return decision_words(decision) + distance
 
 
-def _figure(width: float, height: float) -> Figure:
-    """An empty figure of that many inches, attached to the Agg canvas and to no window."""
-    figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _inches(figure: Figure, left: float, bottom: float, width: float, height: float) -> list[float]:
-    """A rectangle given in inches as the fractions that ``add_axes`` wants."""
-    whole_width, whole_height = figure.get_size_inches()
-    return [left / whole_width, bottom / whole_height, width / whole_width, height / whole_height]
-
-
-def _chart(n_legend_lines: int) -> tuple[Figure, Any]:
-    """A figure with one plot and room at its right for a legend of that many lines."""
-    height = max(2.2, 0.165 * n_legend_lines)
-    figure = _figure(6.4, height + 0.8)
-    return figure, figure.add_axes(_inches(figure, 0.6, 0.5, 4.1, height))
-
-
-def _lower_limit(lowest: float) -> float:
-    """The tenth below the lowest accuracy shown."""
-    return max(0.0, np.floor(10 * lowest - 0.2) / 10)
-
-
 def _cell_inches(n_tasks: int) -> float:
     """Side of a heat map's cell: room for a number up to 20 tasks, then a map of constant size."""
     return max(0.32, min(0.5, 3.2 / n_tasks)) if n_tasks <= MAX_LABELLED else 5.0 / n_tasks
 
 
-def _task_ticks(axes: Any, names: Sequence[str]) -> None:
+def _task_ticks(axes: Any, names: Sequence[str], max_labelled: int = MAX_LABELLED) -> None:
     n_tasks = len(names)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    if n_tasks <= MAX_LABELLED:
+    if n_tasks <= max_labelled:
         axes.set_xticks(range(n_tasks), [f"{task}  {name}" for task, name in enumerate(names)], rotation=40, ha="right",
                         rotation_mode="anchor")  # fmt: skip
         axes.set_yticks(range(n_tasks), [f"{task}  {name}" for task, name in enumerate(names)])
@@ -369,10 +407,10 @@ def _task_ticks(axes: Any, names: Sequence[str]) -> None:
         axes.set_yticks(range(0, n_tasks, step))
 
 
-def _write_numbers(axes: Any, values: np.ndarray, image: Any) -> None:
+def _write_numbers(axes: Any, values: np.ndarray, image: Any, size: float = 7) -> None:
     """Two decimals into every cell, dark on light and light on dark."""
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             light = np.dot(image.cmap(image.norm(value))[:3], (0.299, 0.587, 0.114)) > 0.5
             text = f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.2f}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=7, color=BLACK if light else "white")
+            axes.text(column, row, text, ha="center", va="center", fontsize=size, color=BLACK if light else "white")

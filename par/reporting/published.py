@@ -28,11 +28,24 @@ class Value:
 
 
 @dataclass(frozen=True)
+class PaperTable:
+    """One table of the paper: its number, title, and methods in its order."""
+
+    name: str
+    number: int
+    title: str
+    methods: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Published:
-    """All of published.yaml: display names of methods and streams, and the values in the paper's order."""
+    """All of published.yaml: display names of methods and streams (stand-ins included), which stream of the paper each
+    stand-in takes the place of, the tables, and the values in the paper's order."""
 
     methods: Mapping[str, str]
     streams: Mapping[str, str]
+    stand_ins: Mapping[str, str]
+    tables: tuple[PaperTable, ...]
     values: tuple[Value, ...]
 
     def find(self, stream: str, method: str, metric: str) -> Value | None:
@@ -45,6 +58,21 @@ class Published:
     def methods_on(self, stream: str) -> list[str]:
         """Methods with a value on ``stream``, in the paper's order."""
         return list(dict.fromkeys(value.method for value in self.values if value.stream == stream))
+
+    def paper_stream(self, stream: str) -> str:
+        """The stream of the paper that ``stream`` takes the place of: itself unless it is a stand-in."""
+        return self.stand_ins.get(stream, stream)
+
+    def table(self, name: str) -> PaperTable:
+        """The table called ``name``.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise KeyError(name)
 
 
 @dataclass(frozen=True)
@@ -65,10 +93,17 @@ class _Table:
 
 
 @dataclass(frozen=True)
+class _StandIn:
+    stands_for: str
+    title: str
+
+
+@dataclass(frozen=True)
 class _File:
     methods: Mapping[str, Any]
     streams: Mapping[str, Any]
     tables: tuple[_Table, ...]
+    stand_ins: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,8 +117,8 @@ def load_published(path: Path = PUBLISHED) -> Published:
     """Read and check the published values.
 
     Raises:
-        ConfigError: an unknown key, method, stream or metric, a value out of range, or two values of one method,
-            stream and metric that differ although neither is marked superseded.
+        ConfigError: an unknown key, method, stream or metric, a value out of range, two values of one method, stream
+            and metric that differ although neither is marked superseded, or a stand-in for no stream of the paper.
     """
     raw = parse(_File, read_yaml(path), path.name)
     values = tuple(
@@ -103,7 +138,23 @@ def load_published(path: Path = PUBLISHED) -> Published:
                 f"{path.name}: {value.metric} of {value.method} on {value.stream} is {first.value:g} in table "
                 f"{first.table} and {value.value:g} in table {value.table}; mark one of them superseded."
             )
-    return Published(raw.methods, raw.streams, values)
+    stand_ins = {name: parse(_StandIn, block, f"{path.name} stand_ins.{name}") for name, block in raw.stand_ins.items()}
+    for name, stand_in in stand_ins.items():
+        if stand_in.stands_for not in raw.streams or name in raw.streams:
+            raise ConfigError(
+                f"{path.name} stand_ins.{name}: {stand_in.stands_for!r} must be one of {', '.join(raw.streams)}, and "
+                f"{name} none of them."
+            )
+    return Published(
+        methods=raw.methods,
+        streams={**raw.streams, **{name: stand_in.title for name, stand_in in stand_ins.items()}},
+        stand_ins={name: stand_in.stands_for for name, stand_in in stand_ins.items()},
+        tables=tuple(
+            PaperTable(table.name, table.number, table.title, tuple(row.method for row in table.rows))
+            for table in raw.tables
+        ),
+        values=values,
+    )
 
 
 def _value(table: _Table, row: _Row, stream: str, metric: str, raw: Any, names: _File) -> Value:

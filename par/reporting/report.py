@@ -2,67 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from PIL import Image
 
-from par.config import PAR, Config
-from par.files import write_csv, write_json, write_text
-from par.reporting import figures, tables
-from par.reporting.published import Published, load_published
+from par.cells.genotype import from_json
+from par.config import PAR, Config, parse, read_yaml, to_plain
+from par.files import canonical_json, write_csv, write_json, write_text
+from par.reporting import cell_figures, figures, page, tables
+from par.reporting.provenance import DEMO, stamp
+from par.reporting.published import load_published
+from par.reporting.scores import CSV_COLUMNS, Scores, dvc_metrics, headline, stream_scores
+from par.reporting.style import save, save_png
 
 DEMO_WARNING = (
-    "> **DEMO.** Small streams made of data sets that come with Python packages, trained for a few epochs. The numbers "
-    "show that the pipeline works; they are not those of the paper's streams and say nothing about them.\n"
+    "Small streams made of data sets that come with Python packages, trained for a few epochs. The numbers "
+    "show that the pipeline works; they are not those of the paper's streams and say nothing about them."
 )
+DIFFERENCES = Path(__file__).with_name("differences.yaml")
+PAPER_TABLES = (*tables.TABLE_METRICS, "supplementary")
+WHOLE_MATRIX = 20  # tasks up to which the report keeps whole accuracy matrices, above only what AP and AF need
+NO_RESULT = ("data_dir", "workers", "tracking")  # settings that are not shown
+ON_PAGE = 0.7  # width of a figure on the page by that of its bitmap: letters as large as those of the tables
+MAX_CELLS = 8  # cells drawn a stream
 
 
-def render(
-    report_dir: Path,
-    config: Config,
-    results: Mapping[str, Any],
-    plans: Mapping[str, Mapping[str, Any]],
-    distances: Mapping[str, pd.DataFrame],
-    provenance: Mapping[str, Any],
-) -> None:
-    """Write the whole report, file by file, each atomically: README.md shows all of it in order.
+@dataclass(frozen=True)
+class Inputs:
+    """What a report is made from. Streams that were not run are absent.
 
     Args:
-        report_dir: the directory, made when it does not exist.
-        results: stream -> content of ``results/<stream>.json``; a stream of ``config`` that is missing is "not run".
+        results: stream -> content of ``results/<stream>.json``.
         plans: stream -> variant -> content of ``plans/<stream>/<variant>.json``.
         distances: stream -> ``distances/<stream>.csv``.
-        provenance: see :func:`par.reporting.tables.stamp`.
+        cells: stream -> variant -> seed -> task -> content of ``cells/<stream>/<variant>/<seed>/<task>.json``.
+        histories: the same for the ``.csv`` beside them, where there is one.
+        sheets: stream -> contact sheet of the first seed's tasks.
+        digests: stream -> seed -> digest of the built stream.
+        provenance: ``commit`` (hash), ``dirty`` (whether the working tree differed from it), ``python`` and ``torch``
+            (versions).
     """
-    published = load_published()
-    scores = {
-        stream: tables.stream_scores(config, stream, results.get(stream, {}), published) for stream in config.streams
-    }
-    write_json(report_dir / "metrics.json", tables.dvc_metrics(scores))
-    sections = [
-        f"# Report of the preset `{config.preset}`\n",
-        DEMO_WARNING if config.preset == tables.DEMO else "",
-        _stamp_table(tables.stamp(config, config.streams, results, plans, provenance)),
-        "## Overview\n",
-        tables.overview_table(config, scores, published).markdown(),
-    ]
-    for stream in config.streams:
-        plan = plans.get(stream, {}).get(PAR)
-        table = tables.stream_table(config, stream, scores[stream], published)
-        stamped = tables.stamp(config, [stream], results, plans, provenance)
-        _write_table(report_dir / "tables", table, scores[stream], stamped)
-        sections += [f"## {table.title}\n", table.markdown(), _links(stream, plan is not None)]
-        if plan is not None:
-            write_text(report_dir / "tables" / f"{stream}_plan.md", _plan_page(stream, plan, stamped))
-            sections.append(_plan_section(config, stream, plan))
-        drawn = _draw(report_dir / "figures", config, stream, scores[stream], results, plan, distances, published)
-        sections += [_image(name, words, 400 if "_accuracy_" in name else 640) for name, words in drawn.items()]
-    sections += ["## Definitions\n", "\n".join(f"- {formula}" for formula in tables.FORMULAS) + "\n"]
-    write_text(report_dir / "README.md", "\n".join(section for section in sections if section))
+
+    results: Mapping[str, Any]
+    plans: Mapping[str, Mapping[str, Any]]
+    distances: Mapping[str, pd.DataFrame]
+    cells: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
+    histories: Mapping[str, Mapping[str, Mapping[str, Mapping[str, pd.DataFrame]]]]
+    sheets: Mapping[str, Image.Image]
+    digests: Mapping[str, Mapping[str, str]]
+    provenance: Mapping[str, Any]
+
+
+def render(folder: Path, config: Config, inputs: Inputs) -> dict[str, float]:
+    """Write the whole report into ``folder``, file by file, each atomically; returns the headline numbers by name.
+
+    README.md and index.html show all of it in order; index.html alone is enough. ``results/<stream>.json`` keep what
+    every number is computed from, ``metrics.json`` and ``curves/<stream>.csv`` are for DVC.
+    """
+    report = _Report(folder, config, inputs)
+    report.write()
+    return headline(list(config.methods), report.own_scores)
 
 
 def score_matrix(distances: pd.DataFrame, config: Config, seed: int, n_tasks: int) -> np.ndarray:
@@ -82,92 +88,324 @@ def score_matrix(distances: pd.DataFrame, config: Config, seed: int, n_tasks: in
     return scores
 
 
-def _draw(
-    folder: Path,
-    config: Config,
-    stream: str,
-    scores: tables.Scores,
-    results: Mapping[str, Any],
-    plan: Mapping[str, Any] | None,
-    distances: Mapping[str, pd.DataFrame],
-    published: Published,
-) -> dict[str, str]:
-    """Draw the figures of one stream, those of one seed for the first; returns file name -> what it shows."""
-    title, seed = tables.stream_title(config, stream, published), config.seeds[0]
-    drawn: dict[str, tuple[figures.Figure, str]] = {}
-    if plan is not None:
-        tasks = plan["seeds"][str(seed)]["tasks"]
-        matrix = score_matrix(distances[stream], config, seed, len(tasks))
-        drawn["distance"] = (
-            figures.distance_heatmap(matrix, tasks, config.alpha, config.beta, f"Task distances, {title}, seed {seed}"),
-            "Distance of every task from the earlier ones; on the diagonal its group, at the right the decision and, "
-            "in brackets, the distance of the nearest group",
-        )
-        drawn["groups"] = (
-            figures.task_groups(tasks, f"Task groups, {title}, seed {seed}"),
-            "The groups that share an expert",
-        )
-    learners = results.get(stream, {}).get("learners", {})
-    run = [learner for learner in scores if learner in learners]
-    if run:
-        names = {learner: tables.method_name(learner, published) for learner in scores}
-        matrices = {
-            learner: np.array([entry["accuracy"] for entry in learners[learner].values()], float) for learner in run
+class _Report:
+    """One rendering: every method writes files and returns what the page shows of them."""
+
+    def __init__(self, folder: Path, config: Config, inputs: Inputs):
+        self.folder, self.config, self.inputs = folder, config, inputs
+        self.published = load_published()
+        shown = (stream for name in PAPER_TABLES for stream in config.tables.of(name))
+        self.scores = {
+            stream: stream_scores(config, stream, inputs.results.get(stream, {}), self.published)
+            for stream in dict.fromkeys((*config.streams, *shown))
         }
-        drawn["curves"] = (
-            figures.stream_curves(matrices, names, f"Accuracy over the stream, {title}"),
-            "Mean accuracy on the tasks learned so far; bands are one standard deviation over seeds",
-        )
-        drawn["size"] = (
-            figures.size_scatter(scores, names, f"AP against size, {title}"),
-            "AP against the number of parameters; hollow marks are published values",
-        )
-        for learner in run:
-            first = min(learners[learner], key=int)
-            task_names = [task["name"] for task in results[stream]["tasks"][first]]
-            matrix = np.array(learners[learner][first]["accuracy"], float)
-            drawn[f"accuracy_{learner}"] = (
-                figures.accuracy_heatmap(matrix, task_names, f"{names[learner]}, {title}, seed {first}"),
-                f"Accuracy matrix of {names[learner]}",
+        self.own_scores = {stream: self.scores[stream] for stream in config.streams}
+
+    def write(self) -> None:
+        config, inputs = self.config, self.inputs
+        write_json(self.folder / "metrics.json", dvc_metrics(list(config.methods), self.own_scores))
+        for stream in config.streams:
+            if stream in inputs.results:
+                _write_results(self.folder / "results" / f"{stream}.json", inputs.results[stream])
+                self._write_curves(stream)
+        sections = [
+            *(self._paper_table(name) for name in PAPER_TABLES if config.tables.of(name)),
+            *([self._ours()] if config.methods else []),
+            *self._sweeps(),
+            *self._coloured_groups(),
+            *map(self._stream, config.streams),
+            self._definitions(),
+            _differences(),
+            self._configuration(),
+        ]
+        title = f"Report of the preset `{config.preset}`"
+        warning = DEMO_WARNING if config.preset == DEMO else ""
+        stamped = self._stamp(config.streams)
+        write_text(self.folder / "README.md", page.markdown(title, warning, stamped, sections))
+        html = page.render_html(title.replace("`", ""), warning, stamped, sections, self.folder / "figures")
+        write_text(self.folder / "index.html", html)
+
+    def _paper_table(self, name: str) -> page.Section:
+        table = tables.paper_table(self.config, name, self.scores, self.published)
+        shown = tables.paper_scores(self.config, name, self.scores, self.published)
+        rows = [score.row() for row in shown.values() for score in row]
+        streams = self.config.tables.of(name)
+        return page.Section(table.title, (table, self._write_table(table, rows, streams)))
+
+    def _ours(self) -> page.Section:
+        table = tables.ours_table(self.config, self.own_scores, self.published)
+        rows = [
+            score.row()
+            for scores in self.own_scores.values()
+            for method in self.config.methods
+            for score in scores[method].values()
+        ]
+        return page.Section(table.title, (table, self._write_table(table, rows, self.config.streams)))
+
+    def _sweeps(self) -> list[page.Section]:
+        """The figures over alpha and beta, of the streams that have them."""
+        items: list[page.Item] = []
+        for name, symbol, structure in (("alpha", "α", "experts"), ("beta", "β", "cells")):
+            for stream in self.config.tables.of(name):
+                points = [
+                    (getattr(self.config.variant(learner), name), self.scores[stream][learner])
+                    for learner in (PAR, *self.config.variants_on(stream))
+                    if (learner == PAR or learner.startswith(f"{name}_"))
+                    and self.scores[stream].get(learner)
+                    and self.scores[stream][learner]["AP"].values
+                ]
+                if len(points) > 1:
+                    own = getattr(self.config, name)
+                    figure = figures.sweep(points, own, symbol, structure, f"{symbol} on {self._title(stream)}")
+                    words = f"What {name} does on {self._title(stream)}: AP, M, {structure} and time, over {name}"
+                    items.append(self._picture(figure, f"{stream}_{name}", words))
+        return [page.Section("Sweeps of alpha and beta", tuple(items))] if items else []
+
+    def _coloured_groups(self) -> list[page.Section]:
+        items: list[page.Item] = []
+        for stream in self.config.tables.of("groups"):
+            plan = self.inputs.plans.get(stream, {}).get(PAR)
+            if plan is not None:
+                seed = self.config.seeds[0]
+                tasks = plan["seeds"][str(seed)]["tasks"]
+                title = f"Experts of {self._title(stream)}, seed {seed}"
+                words = f"Tasks of {self._title(stream)} by the expert that PAR gives them, seed {seed}"
+                items.append(self._picture(figures.coloured_groups(tasks, title), f"{stream}_experts", words))
+        return [page.Section("Task groups", tuple(items))] if items else []
+
+    def _stream(self, stream: str) -> page.Section:
+        """Everything about one stream."""
+        config, scores = self.config, self.scores[stream]
+        methods = {learner: row for learner, row in scores.items() if learner not in config.variants}
+        table = tables.stream_table(config, stream, methods, self.published)
+        rows = [score.row() for row in methods.values() for score in row.values()]
+        items: list[page.Item] = [table, self._write_table(table, rows, [stream])]
+        if config.variants_on(stream):
+            plans = self.inputs.plans.get(stream, {})
+            variants = tables.variant_table(config, stream, scores, plans, self.published)
+            rows = [score.row() for learner in (PAR, *config.variants_on(stream)) for score in scores[learner].values()]
+            items += [variants, self._write_table(variants, rows, [stream])]
+        items += self._plan(stream)
+        items += self._outcome(stream, methods)
+        items += self._search(stream)
+        if stream in self.inputs.sheets:
+            save_png(self.inputs.sheets[stream], self.folder / "figures" / f"{stream}_images.png")
+            words = f"Training images of the tasks of {self._title(stream)}, seed {config.seeds[0]}"
+            items.append(
+                page.Folded(
+                    "Images",
+                    (page.Picture(f"{stream}_images", words, self.inputs.sheets[stream].width, has_svg=False),),
+                )
             )
-    for name, (figure, _) in drawn.items():
-        figures.save(figure, folder / f"{stream}_{name}")
-    return {f"{stream}_{name}": words for name, (_, words) in drawn.items()}
+        return page.Section(table.title, tuple(items))
+
+    def _plan(self, stream: str) -> list[page.Item]:
+        """PAR's plan in words, the distances behind it and the groups it makes."""
+        plan, config = self.inputs.plans.get(stream, {}).get(PAR), self.config
+        if plan is None:
+            return []
+        sections, title, seed = [], self._title(stream), config.seeds[0]
+        for of_seed in sorted(plan["seeds"], key=int):
+            table = tables.plan_table(stream, of_seed, plan["seeds"][of_seed]["tasks"])
+            sections.append(f"## Seed {of_seed}\n\n{table.markdown()}")
+        origin = f"## Where it comes from\n\n{page.stamp_table(self._stamp([stream]))}"
+        path = f"tables/{stream}_plan.md"
+        text = "\n".join([f"# Plan of {stream}\n", tables.agreement(plan) + "\n", *sections, origin])
+        write_text(self.folder / path, text)
+        tasks = plan["seeds"][str(seed)]["tasks"]
+        scores = score_matrix(self.inputs.distances[stream], config, seed, len(tasks))
+        heading = f"Task distances, {title}, seed {seed}"
+        heatmap = figures.distance_heatmap(scores, tasks, config.alpha, config.beta, heading)
+        rule = f"A task joins a group up to alpha = {config.alpha:g} and takes its cell up to beta = {config.beta:g}."
+        return [
+            page.Text(f"Plan of PAR. {rule} {tables.agreement(plan)}"),
+            self._picture(
+                heatmap,
+                f"{stream}_distance",
+                "Distance of every task from the earlier ones; on the diagonal its group, at the right the decision "
+                "and, in brackets, the distance of the nearest group",
+            ),
+            self._picture(
+                figures.task_groups(tasks, f"Task groups, {title}, seed {seed}"),
+                f"{stream}_groups",
+                "The groups that share an expert",
+            ),
+            page.Folded(f"Plan in words, seed {seed}", (tables.plan_table(stream, str(seed), tasks),)),
+            page.Files("Plans of all seeds", (path,)),
+        ]
+
+    def _outcome(self, stream: str, methods: Scores) -> list[page.Item]:
+        """Accuracy over the stream, AP against size, and the accuracy matrix of every method that ran."""
+        learners = self.inputs.results.get(stream, {}).get("learners", {})
+        ran = [method for method in methods if method in learners]
+        if not ran:
+            return []
+        title, names = self._title(stream), {method: tables.method_name(method, self.published) for method in methods}
+        matrices = {method: _matrices(learners[method]) for method in ran}
+        shown = {method: row for method, row in methods.items() if method in ran or row["AP"].comparable}
+        in_paper = any(row["AP"].published and row["AP"].comparable for row in shown.values())
+        items: list[page.Item] = [
+            self._picture(
+                figures.stream_curves(matrices, names, f"Accuracy over the stream, {title}"),
+                f"{stream}_curves",
+                "Mean accuracy on the tasks learned so far; bands are one standard deviation over seeds",
+            ),
+            self._picture(
+                figures.size_scatter(shown, names, f"AP against size, {title}"),
+                f"{stream}_size",
+                "AP against the number of parameters" + ("; hollow marks are published values" if in_paper else ""),
+            ),
+        ]
+        seed = str(self.config.seeds[0])
+        tasks = [task["name"] for task in self.inputs.results[stream]["tasks"][seed]]
+        firsts = {
+            names[method]: np.array(learners[method][seed]["accuracy"], float)
+            for method in ran
+            if seed in learners[method]
+        }
+        if firsts:
+            figure = figures.accuracy_heatmaps(firsts, tasks, f"Accuracy matrices, {title}, seed {seed}")
+            words = f"Accuracy on every task after every step, seed {seed}"
+            items.append(self._picture(figure, f"{stream}_accuracy", words))
+        return items
+
+    def _search(self, stream: str) -> list[page.Item]:
+        """The cells of PAR's experts and the course of the searches."""
+        items: list[page.Item] = []
+        title, seed = self._title(stream), str(self.config.seeds[0])
+        found = self.inputs.cells.get(stream, {}).get(PAR, {}).get(seed, {})
+        if found:
+            tasks = self.inputs.plans[stream][PAR]["seeds"][seed]["tasks"]
+            rows = []
+            for task in sorted(found, key=int)[:MAX_CELLS]:
+                users = {one["group"] for one in tasks if one["cell_from"] == int(task)}
+                experts = f"expert{'s' if len(users) > 1 else ''} {', '.join(map(str, sorted(users)))}"
+                rows.append((f"{experts}, from task {task}", from_json(found[task]["genotype"])))
+            words = f"Cells of PAR's experts, seed {seed}"
+            if len(found) > MAX_CELLS:
+                words += f" (the first {MAX_CELLS} of {len(found)})"
+            figure = cell_figures.cells(rows, f"Cells, {title}, seed {seed}")
+            items.append(page.Folded("Cells", (self._picture(figure, f"{stream}_cells", words),)))
+        histories = self._histories(stream)
+        if histories:
+            names = {learner: self.config.variant(learner).search.update for learner in histories}
+            figure = cell_figures.search_histories(histories, names, f"Architecture search, {title}")
+            words = (
+                "Accuracy of the paths that the search draws, on the half of the training images that it does not "
+                "train on; bands are one standard deviation over searches"
+            )
+            items.append(page.Folded("Course of the search", (self._picture(figure, f"{stream}_search", words),)))
+        return items
+
+    def _histories(self, stream: str) -> dict[str, np.ndarray]:
+        """Accuracies [searches, epochs] of PAR and of the variants that change nothing but the search's update."""
+        found = {}
+        for variant, by_seed in self.inputs.histories.get(stream, {}).items():
+            if variant == PAR or variant.startswith("search_"):
+                courses = [table["accuracy"].to_numpy() for of_seed in by_seed.values() for table in of_seed.values()]
+                if courses:
+                    found[variant] = np.stack(courses)
+        return found
+
+    def _definitions(self) -> page.Section:
+        return page.Section(
+            "Definitions",
+            (
+                page.Points(tables.FORMULAS),
+                page.Text("Further definitions of forgetting, in `results/<stream>.json` beside AP and AF:"),
+                page.Points(tables.FURTHER_FORMULAS),
+            ),
+        )
+
+    def _configuration(self) -> page.Section:
+        settings = {key: value for key, value in to_plain(self.config).items() if key not in NO_RESULT}
+        text = json.dumps(settings, indent=1)
+        words = "params.yaml, defaults filled in, without what decides no result"
+        return page.Section("Configuration", (page.Folded(words, (page.Block(text),)),))
+
+    def _title(self, stream: str) -> str:
+        return tables.stream_title(self.config, stream, self.published)
+
+    def _stamp(self, streams: Sequence[str]) -> dict[str, str]:
+        inputs = self.inputs
+        return stamp(self.config, streams, inputs.results, inputs.plans, inputs.digests, inputs.provenance)
+
+    def _picture(self, figure: Figure, name: str, words: str) -> page.Picture:
+        path = self.folder / "figures" / name
+        save(figure, path)
+        with Image.open(path.with_name(f"{name}.png")) as bitmap:
+            return page.Picture(name, words, round(ON_PAGE * bitmap.width))
+
+    def _write_table(
+        self, table: tables.Table, rows: Sequence[Mapping[str, Any]], streams: Sequence[str]
+    ) -> page.Files:
+        """The table as md, tex and csv; md and tex carry the definitions and the stamp."""
+        origin = "; ".join(f"{name}: {words}" for name, words in self._stamp(streams).items()) + "."
+        whole = replace(table, notes=(*table.notes, *tables.FORMULAS, origin))
+        base = self.folder / "tables" / table.name
+        write_text(base.with_suffix(".md"), f"# {table.title}\n\n{whole.markdown()}")
+        write_text(base.with_suffix(".tex"), whole.latex())
+        write_csv(base.with_suffix(".csv"), CSV_COLUMNS, rows)
+        return page.Files("This table", tuple(f"tables/{table.name}.{suffix}" for suffix in ("md", "tex", "csv")))
+
+    def _write_curves(self, stream: str) -> None:
+        """Mean accuracy on the tasks seen so far, by step: a column a method, for ``dvc plots``."""
+        learners = self.inputs.results[stream]["learners"]
+        seen = {method: figures.seen_accuracy(_matrices(learners[method])).mean(axis=0) for method in learners
+                if method in self.config.methods}  # fmt: skip
+        n_tasks = len(next(iter(seen.values()))) if seen else 0
+        rows = []
+        for step in range(n_tasks):
+            values = {method: float(line[step]) for method, line in seen.items() if np.isfinite(line[step])}
+            rows.append({"tasks": step + 1} | {method: round(value, 6) for method, value in values.items()})
+        write_csv(self.folder / "curves" / f"{stream}.csv", ["tasks", *seen], rows)
 
 
-def _write_table(folder: Path, table: tables.Table, scores: tables.Scores, stamped: Mapping[str, str]) -> None:
-    """The table as md, tex and csv; md and tex carry the definitions and the stamp."""
-    origin = "; ".join(f"{name}: {words}" for name, words in stamped.items()) + "."
-    whole = replace(table, notes=(*table.notes, *tables.FORMULAS, origin))
-    write_text(folder / f"{table.name}.md", f"# {table.title}\n\n{whole.markdown()}")
-    write_text(folder / f"{table.name}.tex", whole.latex())
-    rows = [score.row() for by_metric in scores.values() for score in by_metric.values()]
-    write_csv(folder / f"{table.name}.csv", tables.CSV_COLUMNS, rows)
+def _differences() -> page.Section:
+    entries = parse(_Differences, read_yaml(DIFFERENCES), DIFFERENCES.name).differences
+    rows = tuple((entry.what, entry.paper, entry.here, entry.why) for entry in entries)
+    title = "What differs from the paper and why"
+    table = tables.Table("differences", title, ("What", "Paper or its code", "Here", "Why"), rows, 4)
+    return page.Section(title, (table,))
 
 
-def _plan_page(stream: str, plan: Mapping[str, Any], stamped: Mapping[str, str]) -> str:
-    sections = [f"# Plan of {stream}\n", tables.agreement(plan) + "\n"]
-    for seed in sorted(plan["seeds"], key=int):
-        table = tables.plan_table(stream, seed, plan["seeds"][seed]["tasks"])
-        sections += [f"## Seed {seed}\n", table.markdown()]
-    return "\n".join([*sections, "## Where it comes from\n", _stamp_table(stamped)])
+@dataclass(frozen=True)
+class _Difference:
+    what: str
+    paper: str
+    here: str
+    why: str
 
 
-def _plan_section(config: Config, stream: str, plan: Mapping[str, Any]) -> str:
-    seed = str(config.seeds[0])
-    rule = f"A task joins a group up to alpha = {config.alpha:g} and takes its cell up to beta = {config.beta:g}."
-    table = tables.plan_table(stream, seed, plan["seeds"][seed]["tasks"])
-    return f"**Plan, seed {seed}.** {rule} {tables.agreement(plan)}\n\n{table.markdown()}"
+@dataclass(frozen=True)
+class _Differences:
+    differences: tuple[_Difference, ...]
 
 
-def _links(stream: str, has_plan: bool) -> str:
-    plan = f" · plans of all seeds: [md](tables/{stream}_plan.md)" if has_plan else ""
-    return f"Table: [md](tables/{stream}.md) [LaTeX](tables/{stream}.tex) [csv](tables/{stream}.csv){plan}\n"
+def _matrices(by_seed: Mapping[str, Any]) -> np.ndarray:
+    """Accuracy matrices float64 [S, T, T] of a learner's seeds in their order; NaN where nothing is known."""
+    return np.array([by_seed[seed]["accuracy"] for seed in sorted(by_seed, key=int)], float)
 
 
-def _image(name: str, words: str, width: int) -> str:
-    return f'<img src="figures/{name}.png" alt="{words}" width="{width}">\n\n*{words}* ([svg](figures/{name}.svg))\n'
+def _write_results(path: Path, result: Mapping[str, Any]) -> None:
+    """``evaluate``'s result, from which every number of the report follows, one learner and seed a line.
 
+    Without the costs of single steps, and above :data:`WHOLE_MATRIX` tasks without the inside of the matrices.
+    """
 
-def _stamp_table(stamped: Mapping[str, str]) -> str:
-    return "| | |\n| --- | --- |\n" + "".join(f"| {name} | {words} |\n" for name, words in stamped.items())
+    def line(entry: Mapping[str, Any]) -> str:
+        kept = {key: value for key, value in entry.items() if key != "steps"}
+        last = len(kept["accuracy"]) - 1
+        if last >= WHOLE_MATRIX:
+            kept["accuracy"] = [
+                [value if i in (j, last) else None for j, value in enumerate(row)]
+                for i, row in enumerate(kept["accuracy"])
+            ]
+        return canonical_json(kept)
+
+    learners = ",\n".join(
+        f'"{learner}": {{\n' + ",\n".join(f'"{seed}": {line(by_seed[seed])}' for seed in sorted(by_seed, key=int)) + "}"
+        for learner, by_seed in sorted(result["learners"].items())
+    )
+    others = "".join(f'"{key}": {canonical_json(result[key])},\n' for key in ("hardware", "stream", "tasks"))
+    write_text(path, f'{{{others}"learners": {{\n{learners}}}}}\n')

@@ -1,38 +1,17 @@
-"""Results and plans as tables: Markdown, LaTeX (booktabs) and csv."""
+"""Results and plans as tables: Markdown, LaTeX (booktabs) and, through :mod:`par.reporting.page`, HTML."""
 
 from __future__ import annotations
 
 import re
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from par.config import PAR, Config
-from par.reporting.published import Published, Value
-
-DEMO = "demo"  # the preset whose numbers say nothing about the paper's streams
-POINT = 0.01  # one percentage point of accuracy
-
-METRICS: dict[str, Callable[[Mapping[str, Any]], float]] = {
-    "AP": lambda entry: entry["ap"],
-    "AF": lambda entry: entry["af"],
-    "M": lambda entry: entry["n_params"] / 1e6,
-    "state_M": lambda entry: entry["n_state"] / 1e6,
-    "experts": lambda entry: entry["n_experts"],
-    "seconds": lambda entry: entry["seconds"] + entry["seconds_search"],
-    "hours": lambda entry: (entry["seconds"] + entry["seconds_search"]) / 3600,
-}
-FORMATS = {  # z: no minus before a zero
-    "AP": "z.3f",
-    "AF": "z.3f",
-    "M": ".3f",
-    "state_M": ".3f",
-    "experts": ".3g",
-    "seconds": ",.0f",
-    "hours": ".2f",
-}
-JUDGED = ("AP", "AF")  # what the tolerance of one point is meant for
+from par.reporting.provenance import DEMO
+from par.reporting.published import Published
+from par.reporting.scores import JUDGED, Score, Scores, score
 
 FORMULAS = (
     "$r_{ij}$: accuracy on the test set of task $j$ after learning task $i$; $T$: number of tasks.",
@@ -40,85 +19,33 @@ FORMULAS = (
     "AF $= \\frac{1}{T} \\sum_{j=1}^{T} (r_{Tj} - r_{jj})$; negative is forgetting.",
     "M: parameters of all networks and heads at the end of the stream, in millions.",
     "State: other numbers kept for later tasks (importances, masks, memory), in millions.",
-    "Seconds: training and search, by the runs that computed the steps.",
+    "Seconds, hours: training and search, by the runs that computed the steps.",
     "±: sample standard deviation over seeds. Interval: 95% bootstrap of AP over the test images, its ends averaged "
     "over seeds.",
-    "Verdict: reproduced if AP is within max(1 point, 2 standard deviations over seeds) of the published value.",
+    "Verdict: reproduced if AP (or AF) is within max(1 point, 2 standard deviations over seeds) of the published "
+    "value; none where the images are not the paper's.",
 )
-
-CSV_COLUMNS = "stream learner metric mean std n_seeds low high published difference verdict marks".split()
-
-
-@dataclass(frozen=True)
-class Score:
-    """One metric of one learner on one stream: a value per seed (none when not run) and what the paper printed."""
-
-    stream: str
-    learner: str
-    metric: str
-    values: tuple[float, ...]
-    interval: tuple[float, float] | None  # 95% bootstrap over test images, only for AP
-    published: Value | None
-
-    @property
-    def mean(self) -> float | None:
-        return statistics.fmean(self.values) if self.values else None
-
-    @property
-    def std(self) -> float | None:
-        """Sample standard deviation over seeds; None with fewer than two."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-    @property
-    def difference(self) -> float | None:
-        """Ours minus published."""
-        return self.mean - self.published.value if self.values and self.published else None
-
-    @property
-    def verdict(self) -> str:
-        """``reproduced`` within max(1 point, 2 std), else ``above`` or ``below``; ``not run``; empty where the paper
-        has no value or the metric is no accuracy."""
-        if not self.values:
-            return "not run"
-        if self.published is None or self.metric not in JUDGED:
-            return ""
-        if abs(self.difference) <= max(POINT, 2 * (self.std or 0)) + 1e-9:
-            return "reproduced"
-        return "above" if self.difference > 0 else "below"
-
-    def text(self) -> str:
-        """``mean ± std`` with the metric's digits; ``-`` when not run."""
-        if not self.values:
-            return "-"
-        digits = FORMATS[self.metric]
-        spread = f" ± {self.std:{digits}}" if self.std else ""
-        return f"{self.mean:{digits}}{spread}"
-
-    def row(self) -> dict[str, Any]:
-        """The score as a row of :data:`CSV_COLUMNS`."""
-        low, high = self.interval or (None, None)
-        return {
-            "stream": self.stream,
-            "learner": self.learner,
-            "metric": self.metric,
-            "mean": self.mean,
-            "std": self.std,
-            "n_seeds": len(self.values),
-            "low": low,
-            "high": high,
-            "published": self.published.value if self.published else None,
-            "difference": self.difference,
-            "verdict": self.verdict,
-            "marks": "; ".join(self.published.marks) if self.published else "",
-        }
-
-
-Scores = dict[str, dict[str, Score]]  # learner -> metric -> score, in the order of the table's rows
+FURTHER_FORMULAS = (  # of numbers that stand in results/*.json and in no table
+    "bwt $= \\frac{1}{T-1} \\sum_{j<T} (r_{Tj} - r_{jj})$ (GEM, Mammoth); negative is forgetting.",
+    "forgetting_max $= \\frac{1}{T-1} \\sum_{j<T} (\\max_{j \\leq i<T} r_{ij} - r_{Tj})$ (RWalk, FACIL); positive is "
+    "forgetting.",
+    "forgetting_avalanche $= \\frac{1}{T-1} \\sum_{j<T} (r_{jj} - r_{Tj})$ (Avalanche); positive is forgetting.",
+    "bwt_continuum $= \\frac{2}{T(T-1)} \\sum_{i>j} (r_{ij} - r_{jj})$ (continuum); negative is forgetting.",
+)
+TABLE_METRICS = {  # the paper's tables and which metrics they have, ours in the cells that the paper leaves empty
+    "ctrl": ("AP", "AF"),
+    "mixed": ("AP", "AF"),
+    "classic": ("AP", "AF"),
+    "size": ("AP", "M"),
+    "ablation": ("AP", "AF", "M", "hours"),
+}
+SUPPLEMENTARY_METRICS = ("AP", "AF", "M")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts. ``name`` is its file name; ``notes`` go below it and may hold ``$formulas$``."""
+    """A table of texts, each of one or more lines. ``name`` is its file name; ``notes`` go below it and may hold
+    ``$formulas$``."""
 
     name: str
     title: str
@@ -130,17 +57,27 @@ class Table:
     def markdown(self) -> str:
         """The table and its notes as GitHub Markdown."""
         rule = ["---" if position < self.n_text_columns else "---:" for position in range(len(self.columns))]
-        lines = [self.columns, rule, *([cell.replace("|", "\\|") for cell in row] for row in self.rows)]
+        rows = [[cell.replace("|", "\\|").replace("\n", "<br>") for cell in row] for row in (self.columns, *self.rows)]
+        lines = [rows[0], rule, *rows[1:]]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return body + "\n" + "".join(f"\n- {note}" for note in self.notes) + "\n" * bool(self.notes)
 
     def latex(self) -> str:
-        """The table as a LaTeX ``table`` that needs the package booktabs."""
+        """The table as a LaTeX ``table*`` that needs the packages booktabs and graphicx, scaled down where too wide."""
         alignment = "l" * self.n_text_columns + "r" * (len(self.columns) - self.n_text_columns)
-        lines = [r"\begin{table*}[t]", r"\centering\footnotesize\setlength{\tabcolsep}{3pt}"]
-        lines += [rf"\caption{{{latex_text(self.title)}}}", rf"\label{{tab:{self.name}}}"]
-        lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
-        lines += [_latex_row(self.columns), r"\midrule", *map(_latex_row, self.rows), r"\bottomrule", r"\end{tabular}"]
+        lines = [r"% needs \usepackage{booktabs,graphicx}"]
+        lines += [
+            r"\begin{table*}[t]",
+            r"\centering\scriptsize\setlength{\tabcolsep}{3pt}\setlength{\defaultaddspace}{2pt}",
+        ]
+        title = re.sub(r"^Table (\d): (.*)", r"\2: the paper's table \1", self.title)  # LaTeX numbers its own
+        lines += [rf"\caption{{{latex_text(title)}}}", rf"\label{{tab:{self.name}}}"]
+        lines += [r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"]
+        lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", *_latex_lines(self.columns), r"\midrule"]
+        gap = [r"\addlinespace"] if any("\n" in cell for row in self.rows for cell in row) else []
+        for position, row in enumerate(self.rows):
+            lines += (gap if position else []) + _latex_lines(row)
+        lines += [r"\bottomrule", r"\end{tabular}}"]
         if self.notes:
             lines += ["", r"\smallskip", r"\begin{minipage}{\linewidth}\raggedright"]
             lines += [latex_text(note) + r"\par" for note in self.notes] + [r"\end{minipage}"]
@@ -148,38 +85,164 @@ class Table:
 
 
 def latex_text(text: str) -> str:
-    """``text`` with LaTeX's special characters escaped, formulas between dollars left alone."""
+    """``text`` with LaTeX's special characters escaped and minus signs as such, formulas between dollars left alone."""
     escapes = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
     escapes |= {character: "\\" + character for character in "&%#_{}"}
     parts = text.split("$")
     for position in range(0, len(parts), 2):
         parts[position] = re.sub(r"[\\~^±&%#_{}]", lambda match: escapes[match.group()], parts[position])
+        parts[position] = re.sub(r"(?<![\w.\]])-(?=\d)", "$-$", parts[position])
     return "$".join(parts)
 
 
-def stream_scores(config: Config, stream: str, result: Mapping[str, Any], published: Published) -> Scores:
-    """Every metric of every learner of ``stream``: first those of the configuration, then those that only ``result``
-    holds, then those that only the paper has.
+class Remarks:
+    """Remarks of one table, each with the letter that marks it."""
+
+    def __init__(self) -> None:
+        self._letters: dict[str, str] = {}
+
+    def mark(self, text: str, remarks: Iterable[str]) -> str:
+        """``text`` with the letters of its remarks, such as ``0.725 [a,c]``."""
+        used = [self._letters.setdefault(remark, _letter(len(self._letters))) for remark in remarks]
+        return f"{text} [{','.join(used)}]" if used else text
+
+    def notes(self) -> tuple[str, ...]:
+        """The remarks by letter, for below the table."""
+        return tuple(f"[{letter}] {remark}." for remark, letter in self._letters.items())
+
+
+def paper_scores(
+    config: Config, name: str, scores: Mapping[str, Scores], published: Published
+) -> dict[str, list[Score]]:
+    """Method -> what one of the paper's tables shows of it: its methods and those that the preset adds, on the streams
+    of ``tables.<name>``.
 
     Args:
-        result: the content of ``results/<stream>.json``; an empty mapping when the stream was not run.
+        name: a key of :data:`TABLE_METRICS`, or ``supplementary``, which has no counterpart in the paper.
+        scores: stream -> scores, at least of the streams listed.
     """
-    learners = result.get("learners", {})
-    names = [*config.methods, *config.variants_on(stream), *learners, *published.methods_on(stream)]
+    streams = config.tables.of(name)
+    own = [method for method in config.methods if any(scores[stream][method]["AP"].values for stream in streams)]
+    if name == "supplementary":
+        methods, metrics = own, SUPPLEMENTARY_METRICS
+    else:
+        methods = [*published.table(name).methods, *([] if name == "ablation" else own)]
+        metrics = TABLE_METRICS[name]
+
+    def find(stream: str, method: str, metric: str) -> Score:
+        row = scores[stream].get(method)
+        return row[metric] if row else score(stream, method, metric, {}, published)
+
     return {
-        learner: {metric: _score(stream, learner, metric, learners.get(learner, {}), published) for metric in METRICS}
-        for learner in dict.fromkeys(names)
+        method: [find(stream, method, metric) for stream in streams for metric in metrics]
+        for method in dict.fromkeys(methods)
     }
 
 
-def _score(stream: str, learner: str, metric: str, entries: Mapping[str, Any], published: Published) -> Score:
-    by_seed = [entries[seed] for seed in sorted(entries, key=int)]
-    interval = None
-    if metric == "AP" and by_seed:
-        low, high = (statistics.fmean(entry["ap_interval"][end] for entry in by_seed) for end in (0, 1))
-        interval = (low, high)
-    values = tuple(float(METRICS[metric](entry)) for entry in by_seed)
-    return Score(stream, learner, metric, values, interval, published.find(stream, learner, metric))
+def paper_table(config: Config, name: str, scores: Mapping[str, Scores], published: Published) -> Table:
+    """The table of :func:`paper_scores`.
+
+    A cell has ours (mean ± std, for AP the interval), the paper's value, and, where the images are the paper's, the
+    difference and for accuracies the verdict. What nobody ran says so.
+    """
+    if name == "supplementary":
+        file, title = name, "Supplementary: further class splits"
+    else:
+        printed = published.table(name)
+        file, title = f"table_{printed.number}_{name}", f"Table {printed.number}: {printed.title}"
+    if config.preset == DEMO:
+        title += " (DEMO)"
+    streams, metrics = config.tables.of(name), TABLE_METRICS.get(name, SUPPLEMENTARY_METRICS)
+    remarks = Remarks()
+    rows = tuple(
+        (method_name(method, published), *(_paper_cell(config, one, remarks) for one in row))
+        for method, row in paper_scores(config, name, scores, published).items()
+    )
+    heads = (f"{stream_title(config, stream, published)}\n{metric}" for stream in streams for metric in metrics)
+    pairs = [
+        f"{stream_title(config, stream, published)} for {published.streams[published.paper_stream(stream)]}"
+        for stream in streams
+        if published.paper_stream(stream) != stream
+    ]
+    orientation = "the paper's values are there for orientation, without difference and verdict"
+    notes = (f"Other images than the paper's: {', '.join(pairs)}; {orientation}.",) if pairs else ()
+    return Table(file, title, ("Method", *heads), rows, 1, (*notes, *remarks.notes()))
+
+
+def _paper_cell(config: Config, score: Score, remarks: Remarks) -> str:
+    if not score.values:
+        lines = ["not run"]
+    else:
+        lines = [remarks.mark(score.text(), _partial(config, score))]
+        lines += [_interval(score)] if score.interval else []
+    if score.published:
+        lines.append(remarks.mark(f"paper {_printed(score)}", score.published.marks))
+    if score.difference is not None:
+        difference = f"{score.difference:+z.3f}"
+        lines.append(f"{difference}, {score.verdict}" if score.metric in JUDGED else difference)
+    return "\n".join(lines)
+
+
+def ours_table(config: Config, scores: Mapping[str, Scores], published: Published) -> Table:
+    """Every method of the preset on every stream: AP and AF, M and state, hours."""
+    rows = []
+    for method in config.methods:
+        cells = []
+        for of_stream in scores.values():
+            row = of_stream[method]
+            if row["AP"].values:
+                state = f" + {row['state_M'].text()} state" if row["state_M"].mean else ""
+                lines = [f"{row['AP'].text()} / {row['AF'].text()}", f"{row['M'].text()} M{state}"]
+                cells.append("\n".join([*lines, f"{row['hours'].text()} h"]))
+            else:
+                cells.append("not run")
+        rows.append((method_name(method, published), *cells))
+    columns = ("Method", *(stream_title(config, stream, published) for stream in scores))
+    notes = ("First line AP / AF, second line M and state (millions of numbers), third line hours.",)
+    return Table("ours", "All methods on all streams", columns, tuple(rows), 1, notes)
+
+
+def variant_table(config: Config, stream: str, scores: Scores, plans: Mapping[str, Any], published: Published) -> Table:
+    """PAR and its variants on one stream: what is changed, what it does to the plan, and the outcome.
+
+    Args:
+        plans: variant -> content of ``plans/<stream>/<variant>.json``.
+    """
+    columns = ("Variant", "Changed", "Decisions unlike PAR's", "AP", "95% interval", "AF", "M", "Experts",
+               "Cells searched", "Seconds")  # fmt: skip
+    remarks, rows = Remarks(), []
+    for learner in (PAR, *config.variants_on(stream)):
+        row = scores[learner]
+        changed = "" if learner == PAR else ", ".join(_changes(config.variants[learner] or {}))
+        numbers = (row[metric].text() for metric in ("AF", "M", "experts", "cells", "seconds"))
+        ap = row["AP"].text() if row["AP"].values else "not run"
+        name = remarks.mark(learner, _partial(config, row["AP"]))
+        rows.append((name, changed or "-", _unlike(plans, learner), ap, _interval(row["AP"]), *numbers))
+    title = f"PAR and its variants on {stream_title(config, stream, published)}"
+    return Table(f"{stream}_variants", title, columns, tuple(rows), 2, remarks.notes())
+
+
+def _changes(block: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """A variant's overrides in words, such as ``search.update = random``; a threshold of -.inf is "never"."""
+    words = []
+    for key, value in block.items():
+        if isinstance(value, Mapping):
+            words += _changes(value, f"{prefix}{key}.")
+        else:
+            words.append(f"{prefix}{key} = {'never' if value == float('-inf') else value}")
+    return words
+
+
+def _unlike(plans: Mapping[str, Any], variant: str) -> str:
+    """How many decisions of a variant's plans differ from PAR's, over all seeds, as ``3 of 10``."""
+    if variant == PAR or variant not in plans or PAR not in plans:
+        return "-"
+    pairs = [
+        (decision_words(own), decision_words(theirs))
+        for seed, tasks in plans[PAR]["seeds"].items()
+        for own, theirs in zip(tasks["tasks"], plans[variant]["seeds"][seed]["tasks"], strict=True)
+    ]
+    return f"{sum(own != theirs for own, theirs in pairs)} of {len(pairs)}"
 
 
 def stream_table(config: Config, stream: str, scores: Scores, published: Published) -> Table:
@@ -187,27 +250,22 @@ def stream_table(config: Config, stream: str, scores: Scores, published: Publish
 
     The columns of published values are there only where the paper has any for this stream.
     """
-    in_paper = {metric for row in scores.values() for metric, score in row.items() if score.published}
+    in_paper = {
+        metric for row in scores.values() for metric, score in row.items() if score.published and score.comparable
+    }
     columns = ["Method", "AP", "95% interval"]
     columns += ["AP, paper", "Difference", "Verdict"] if "AP" in in_paper else []
     for metric, title in (("AF", "AF"), ("M", "M")):
         columns += [title, f"{title}, paper"] if metric in in_paper else [title]
     columns += ["State (M)", "Experts", "Seconds"]
 
-    letters: dict[str, str] = {}  # remark -> its letter
-
-    def marked(text: str, remarks: Iterable[str]) -> str:
-        used = [letters.setdefault(remark, _letter(len(letters))) for remark in remarks]
-        return f"{text} [{','.join(used)}]" if used else text
-
-    rows = []
+    remarks, rows = Remarks(), []
     for learner, row in scores.items():
         n_seeds = len(row["AP"].values)
-        partial = [f"{n_seeds} of {len(config.seeds)} seeds"] if 0 < n_seeds < len(config.seeds) else []
         cells = {
-            "Method": marked(method_name(learner, published), partial),
+            "Method": remarks.mark(method_name(learner, published), _partial(config, row["AP"])),
             "AP": row["AP"].text() if n_seeds else "not run",
-            "95% interval": "[{:.3f}, {:.3f}]".format(*row["AP"].interval) if n_seeds else "-",
+            "95% interval": _interval(row["AP"]),
             "Difference": "-" if row["AP"].difference is None else f"{row['AP'].difference:+z.3f}",
             "Verdict": row["AP"].verdict or "-",
             "AF": row["AF"].text(),
@@ -217,23 +275,11 @@ def stream_table(config: Config, stream: str, scores: Scores, published: Publish
             "Seconds": row["seconds"].text(),
         }
         for metric in ("AP", "AF", "M"):
-            printed = row[metric].published
-            cells[f"{metric}, paper"] = marked(f"{printed.value:.3f}", printed.marks) if printed else "-"
+            printed = row[metric].published if metric in in_paper else None
+            cells[f"{metric}, paper"] = remarks.mark(_printed(row[metric]), printed.marks) if printed else "-"
         rows.append(tuple(cells[column] for column in columns))
-    notes = tuple(f"[{letter}] {mark}." for mark, letter in letters.items())
-    return Table(stream, stream_title(config, stream, published), tuple(columns), tuple(rows), 1, notes)
-
-
-def overview_table(config: Config, scores: Mapping[str, Scores], published: Published) -> Table:
-    """AP / AF of every method that ran (rows) on every stream (columns)."""
-    learners = dict.fromkeys(learner for rows in scores.values() for learner, row in rows.items() if row["AP"].values)
-    rows = []
-    for learner in learners:
-        cells = [of_stream.get(learner) for of_stream in scores.values()]
-        texts = (f"{row['AP'].text()} / {row['AF'].text()}" if row and row["AP"].values else "not run" for row in cells)
-        rows.append((method_name(learner, published), *texts))
-    columns = ("AP / AF", *(stream_title(config, stream, published) for stream in scores))
-    return Table("overview", "AP / AF of every method on every stream", columns, tuple(rows), 1)
+    title = stream_title(config, stream, published)
+    return Table(stream, title, tuple(columns), tuple(rows), 1, remarks.notes())
 
 
 def plan_table(stream: str, seed: str, decisions: Sequence[Mapping[str, Any]]) -> Table:
@@ -292,69 +338,6 @@ def agreement(plan: Mapping[str, Any]) -> str:
     )
 
 
-def dvc_metrics(scores: Mapping[str, Scores]) -> dict[str, dict[str, dict[str, float]]]:
-    """The means over seeds for ``dvc metrics``: metric -> stream -> learner, learners that were not run left out."""
-    names = {"AP": ("AP", 4), "AF": ("AF", 4), "M": ("params_M", 4), "seconds": ("seconds", 1)}
-    return {
-        title: {
-            stream: {learner: round(row[metric].mean, digits) for learner, row in rows.items() if row[metric].values}
-            for stream, rows in scores.items()
-        }
-        for metric, (title, digits) in names.items()
-    }
-
-
-def stamp(
-    config: Config,
-    streams: Iterable[str],
-    results: Mapping[str, Any],
-    plans: Mapping[str, Mapping[str, Any]],
-    provenance: Mapping[str, Any],
-) -> dict[str, str]:
-    """Where the numbers of ``streams`` come from, as name -> words.
-
-    Args:
-        results, plans: see :func:`par.reporting.report.render`; the hardware is in the first, the extractor in the
-            second.
-        provenance: ``commit`` (hash), ``dirty`` (whether the working tree differed from it), ``python`` and ``torch``
-            (versions).
-    """
-    streams = list(streams)
-    hardware = dict.fromkeys(results[stream]["hardware"]["device"] for stream in streams if stream in results)
-    used = [plans[stream][PAR]["extractor"] for stream in streams if PAR in plans.get(stream, {})]
-    extractors = dict.fromkeys(f"{extractor['name']} (sha256 {extractor['digest'][:12]})" for extractor in used)
-    return {
-        "Preset": f"{config.preset} (DEMO)" if config.preset == DEMO else config.preset,
-        "Commit": provenance["commit"] + ("-dirty" if provenance["dirty"] else ""),
-        "Seeds": ", ".join(map(str, config.seeds)),
-        "Extractor": "; ".join(extractors) or "not run",
-        "Hardware": "; ".join(hardware) or "not run",
-        "Epochs": _epochs(config, streams),
-        "Software": f"Python {provenance['python']}, torch {provenance['torch']}",
-    }
-
-
-def _epochs(config: Config, streams: Iterable[str]) -> str:
-    """Epochs a task by the recipes, in as few words as they allow."""
-    streams_with: dict[str, list[str]] = {}
-    for stream in streams:
-        learners_with: dict[int, list[str]] = {}
-        for method in config.methods:
-            learners_with.setdefault(config.recipe_for(stream, method).epochs, []).append(method)
-        for variant in config.variants_on(stream):
-            learners_with.setdefault(config.variant(variant).recipe_for(stream, PAR).epochs, []).append(variant)
-        if len(learners_with) == 1:
-            words = f"{next(iter(learners_with))} a task"
-        else:
-            words = ", ".join(f"{epochs} a task ({', '.join(names)})" for epochs, names in learners_with.items())
-        streams_with.setdefault(words, []).append(stream)
-    if len(streams_with) == 1:
-        words = next(iter(streams_with))
-    else:
-        words = "; ".join(f"{', '.join(names)}: {words}" for words, names in streams_with.items())
-    return f"{words}; search {config.search.epochs}"
-
-
 def method_name(learner: str, published: Published) -> str:
     """The name of a method as the paper prints it, the key itself for our own variants."""
     return published.methods.get(learner, learner)
@@ -363,12 +346,30 @@ def method_name(learner: str, published: Published) -> str:
 def stream_title(config: Config, stream: str, published: Published) -> str:
     """The name of a stream as the paper prints it, marked when the preset is the demo."""
     title = published.streams.get(stream, stream)
-    return f"{title} (DEMO)" if config.preset == DEMO else title
+    return f"{title} (DEMO)" if config.preset == DEMO and "DEMO" not in title else title
+
+
+def _partial(config: Config, score: Score) -> list[str]:
+    """The remark on a learner that lacks some of the seeds."""
+    n_seeds = len(score.values)
+    return [f"{n_seeds} of {len(config.seeds)} seeds"] if 0 < n_seeds < len(config.seeds) else []
+
+
+def _interval(score: Score) -> str:
+    return "[{:.3f}, {:.3f}]".format(*score.interval) if score.interval else "-"
+
+
+def _printed(score: Score) -> str:
+    """A published value with at least the three decimals of most of them."""
+    digits = max(3, len(f"{score.published.value:g}".partition(".")[2]))
+    return f"{score.published.value:z.{digits}f}"
 
 
 def _letter(number: int) -> str:
     return "abcdefghijklmnopqrstuvwxyz"[number % 26] * (number // 26 + 1)
 
 
-def _latex_row(cells: Iterable[str]) -> str:
-    return " & ".join(map(latex_text, cells)) + r" \\"
+def _latex_lines(cells: Iterable[str]) -> list[str]:
+    """The rows of a tabular that show cells of several lines."""
+    lines = zip_longest(*(cell.split("\n") for cell in cells), fillvalue="")
+    return [" & ".join(map(latex_text, line)) + r" \\" for line in lines]

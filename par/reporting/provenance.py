@@ -1,0 +1,87 @@
+"""Where a report's numbers come from, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from par.config import PAR, Config
+
+DEMO = "demo"  # the preset whose numbers say nothing about the paper's streams
+
+
+def stamp(
+    config: Config,
+    streams: Iterable[str],
+    results: Mapping[str, Any],
+    plans: Mapping[str, Mapping[str, Any]],
+    digests: Mapping[str, Mapping[str, str]],
+    provenance: Mapping[str, Any],
+) -> dict[str, str]:
+    """Where the numbers of ``streams`` come from, as name -> words.
+
+    Args:
+        results, plans, digests, provenance: see :class:`par.reporting.report.Inputs`; the hardware is in the first,
+            the extractor in the second.
+    """
+    streams = list(streams)
+    hardware = dict.fromkeys(results[stream]["hardware"]["device"] for stream in streams if stream in results)
+    used = [plans[stream][PAR]["extractor"] for stream in streams if PAR in plans.get(stream, {})]
+    extractors = dict.fromkeys(f"{extractor['name']} (sha256 {extractor['digest'][:12]})" for extractor in used)
+    return {
+        "Preset": f"{config.preset} (DEMO)" if config.preset == DEMO else config.preset,
+        "Commit": provenance["commit"] + ("-dirty" if provenance["dirty"] else ""),
+        "Seeds": ", ".join(map(str, config.seeds)),
+        "Extractor": "; ".join(extractors) or "not run",
+        "Hardware": "; ".join(hardware) or "not run",
+        "Epochs": _epochs(config, streams),
+        "Data": _data(digests, streams),
+        "Time": _time(results, streams),
+        "Software": f"Python {provenance['python']}, torch {provenance['torch']}",
+    }
+
+
+def _epochs(config: Config, streams: Iterable[str]) -> str:
+    """Epochs a task by the recipes, in as few words as they allow."""
+    streams_with: dict[str, list[str]] = {}
+    for stream in streams:
+        learners_with: dict[int, list[str]] = {}
+        for method in config.methods_on(stream):
+            learners_with.setdefault(config.recipe_for(stream, method).epochs, []).append(method)
+        for variant in config.variants_on(stream):
+            learners_with.setdefault(config.variant(variant).recipe_for(stream, PAR).epochs, []).append(variant)
+        if len(learners_with) == 1:
+            words = f"{next(iter(learners_with))} a task"
+        else:
+            words = ", ".join(f"{epochs} a task ({', '.join(names)})" for epochs, names in learners_with.items())
+        streams_with.setdefault(words, []).append(stream)
+    if len(streams_with) == 1:
+        words = next(iter(streams_with))
+    else:
+        words = "; ".join(f"{', '.join(names)}: {words}" for words, names in streams_with.items())
+    return f"{words}; search {config.search.epochs}"
+
+
+def _data(digests: Mapping[str, Mapping[str, str]], streams: Iterable[str]) -> str:
+    """The digests of the streams' tasks, by stream in the order of the seeds."""
+    known = []
+    for stream in streams:
+        of_seeds = digests.get(stream, {})
+        if of_seeds:
+            known.append(f"{stream} {', '.join(of_seeds[seed][:12] for seed in sorted(of_seeds, key=int))}")
+    return f"sha256 of the tasks by seed: {'; '.join(known)}" if known else "not built"
+
+
+def _time(results: Mapping[str, Any], streams: Iterable[str]) -> str:
+    """Seconds of all learners and seeds together, as hours."""
+    entries = [
+        entry
+        for stream in streams
+        for by_seed in results.get(stream, {}).get("learners", {}).values()
+        for entry in by_seed.values()
+    ]
+    training, search = (sum(entry[name] for entry in entries) / 3600 for name in ("seconds", "seconds_search"))
+    return (
+        f"{training:.2f} h of training and {search:.2f} h of search, summed over learners and seeds; what several "
+        "learners share is counted for each, so the pipeline itself took less"
+    )

@@ -1,0 +1,171 @@
+"""Metrics of learners on streams, each a value per seed beside what the paper printed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from par.config import PAR, Config
+from par.reporting.published import Published, Value
+
+POINT = 0.01  # one percentage point of accuracy
+
+METRICS: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "AP": lambda entry: entry["ap"],
+    "AF": lambda entry: entry["af"],
+    "M": lambda entry: entry["n_params"] / 1e6,
+    "state_M": lambda entry: entry["n_state"] / 1e6,
+    "experts": lambda entry: entry["n_experts"],
+    "cells": lambda entry: entry["n_cells_searched"],
+    "seconds": lambda entry: entry["seconds"] + entry["seconds_search"],
+    "hours": lambda entry: (entry["seconds"] + entry["seconds_search"]) / 3600,
+}
+FORMATS = {  # z: no minus before a zero
+    "AP": "z.3f",
+    "AF": "z.3f",
+    "M": ".3f",
+    "state_M": ".3f",
+    "experts": ".3g",
+    "cells": ".3g",
+    "seconds": ",.0f",
+    "hours": ".3f",
+}
+JUDGED = ("AP", "AF")  # what the tolerance of one point is meant for
+
+CSV_COLUMNS = "stream learner metric mean std n_seeds low high published difference verdict marks".split()
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of one learner on one stream: a value per seed (none when not run) and what the paper printed."""
+
+    stream: str
+    learner: str
+    metric: str
+    values: tuple[float, ...]
+    interval: tuple[float, float] | None  # 95% bootstrap over test images, only for AP
+    published: Value | None
+    comparable: bool = True  # False: the paper's stream has other images, its value is there for orientation alone
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation over seeds; None with fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus published, of a comparable stream."""
+        return self.mean - self.published.value if self.values and self.published and self.comparable else None
+
+    @property
+    def verdict(self) -> str:
+        """``reproduced`` within max(1 point, 2 std), else ``above`` or ``below``; ``not run``; empty where the paper
+        has no comparable value or the metric is no accuracy."""
+        if not self.values:
+            return "not run"
+        if self.difference is None or self.metric not in JUDGED:
+            return ""
+        if abs(self.difference) <= max(POINT, 2 * (self.std or 0)) + 1e-9:
+            return "reproduced"
+        return "above" if self.difference > 0 else "below"
+
+    def text(self) -> str:
+        """``mean ± std`` with the metric's digits; ``-`` when not run."""
+        if not self.values:
+            return "-"
+        digits = FORMATS[self.metric]
+        spread = f" ± {self.std:{digits}}" if self.std else ""
+        return f"{self.mean:{digits}}{spread}"
+
+    def row(self) -> dict[str, Any]:
+        """The score as a row of :data:`CSV_COLUMNS`."""
+        low, high = self.interval or (None, None)
+        return {
+            "stream": self.stream,
+            "learner": self.learner,
+            "metric": self.metric,
+            "mean": self.mean,
+            "std": self.std,
+            "n_seeds": len(self.values),
+            "low": low,
+            "high": high,
+            "published": self.published.value if self.published else None,
+            "difference": self.difference,
+            "verdict": self.verdict,
+            "marks": "; ".join(self.published.marks) if self.published else "",
+        }
+
+
+Scores = dict[str, dict[str, Score]]  # learner -> metric -> score, in the order of the table's rows
+
+
+def stream_scores(config: Config, stream: str, result: Mapping[str, Any], published: Published) -> Scores:
+    """Every metric of every learner of ``stream``: first those of the configuration, then those that only ``result``
+    holds, then those that only the paper has.
+
+    Args:
+        result: the content of ``results/<stream>.json``; an empty mapping when the stream was not run.
+    """
+    learners = result.get("learners", {})
+    variants = config.variants_on(stream)
+    names = [*config.methods, *((PAR, *variants) if variants else ()), *learners, *published.methods_on(stream)]
+    return {
+        learner: {metric: score(stream, learner, metric, learners.get(learner, {}), published) for metric in METRICS}
+        for learner in dict.fromkeys(names)
+    }
+
+
+def score(stream: str, learner: str, metric: str, entries: Mapping[str, Any], published: Published) -> Score:
+    """One metric of one learner.
+
+    Args:
+        entries: seed -> entry of ``results/<stream>.json``; empty when the learner was not run.
+    """
+    by_seed = [entries[seed] for seed in sorted(entries, key=int)]
+    interval = None
+    if metric == "AP" and by_seed:
+        low, high = (statistics.fmean(entry["ap_interval"][end] for entry in by_seed) for end in (0, 1))
+        interval = (low, high)
+    values = tuple(float(METRICS[metric](entry)) for entry in by_seed)
+    paper = published.paper_stream(stream)
+    return Score(
+        stream, learner, metric, values, interval, published.find(paper, learner, metric), comparable=paper == stream
+    )
+
+
+def headline(methods: Sequence[str], scores: Mapping[str, Scores]) -> dict[str, float]:
+    """Means over seeds of every method that was run, named for MLflow's charts: ``AP/<stream>.<method>``, and so on.
+
+    ``gap`` is AP minus the paper's, where the images are the paper's.
+    """
+    names = {"AP": "AP", "AF": "AF", "M": "params_M", "hours": "hours"}
+    numbers: dict[str, float] = {}
+    for stream, rows in scores.items():
+        for method in methods:
+            row = rows[method]
+            if row["AP"].values:
+                numbers |= {f"{title}/{stream}.{method}": row[metric].mean for metric, title in names.items()}
+            if row["AP"].difference is not None:
+                numbers[f"gap/{stream}.{method}"] = row["AP"].difference
+    return numbers
+
+
+def dvc_metrics(methods: Sequence[str], scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
+    """What ``dvc metrics diff`` and ``dvc exp show`` print, few enough to be read side by side: AP of every method,
+    averaged over the streams it was run on, and AP, AF and M of PAR on every stream. No times: they never repeat."""
+    ran = {
+        method: [rows[method]["AP"].mean for rows in scores.values() if rows[method]["AP"].values] for method in methods
+    }
+    mean_ap = {method: round(statistics.fmean(values), 4) for method, values in ran.items() if values}
+    of_par = {
+        stream: {metric: round(rows[PAR][metric].mean, 4) for metric in ("AP", "AF", "M")}
+        for stream, rows in scores.items()
+        if PAR in methods and rows[PAR]["AP"].values
+    }
+    return {"mean_AP": mean_ap, PAR: of_par}

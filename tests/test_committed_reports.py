@@ -1,0 +1,16 @@
+"""The reports in git: every number follows from the accuracy matrices beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.traceability import check_report
+
+REPORTS = sorted(path.parent for path in (Path(__file__).resolve().parent.parent / "reports").glob("*/metrics.json"))
+
+
+@pytest.mark.parametrize("folder", REPORTS, ids=lambda folder: folder.name)
+def test_every_number_can_be_traced(folder):
+    assert check_report(folder) > 0

@@ -1,0 +1,100 @@
+"""Does every number of a report follow from the accuracy matrices it keeps?"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from par.files import read_json
+from par.reporting import metrics
+from par.reporting.published import Published, load_published
+from par.reporting.scores import FORMATS, METRICS
+from par.seeding import numpy_generator
+
+FROM_MATRIX = {
+    "ap": metrics.average_accuracy,
+    "af": metrics.average_forgetting,
+    "bwt": metrics.backward_transfer,
+    "forgetting_max": metrics.forgetting_max,
+    "forgetting_avalanche": metrics.forgetting_avalanche,
+    "bwt_continuum": metrics.bwt_continuum,
+}
+ENDS = ("ap", "af", "bwt", "forgetting_avalanche")  # what follows from the diagonal and the last row
+
+
+def check_report(folder: Path) -> int:
+    """Recompute the metrics of ``results/*.json`` from their matrices and every row of ``tables/*.csv`` from those
+    metrics and published.yaml; find the means in the md tables. Returns how many numbers were checked."""
+    published = load_published()
+    results = {path.stem: read_json(path) for path in sorted((folder / "results").glob("*.json"))}
+    n_checked = sum(_check_result(result) for result in results.values())
+    for path in sorted((folder / "tables").glob("*.csv")):
+        with open(path, newline="", encoding="utf-8") as handle:
+            rows = list(csv.DictReader(handle))
+        text = path.with_suffix(".md").read_text(encoding="utf-8")
+        n_checked += sum(_check_row(row, results, published, text, str(path)) for row in rows)
+    _check_metrics(folder, results)
+    return n_checked
+
+
+def _check_result(result: dict[str, Any]) -> int:
+    """Metrics from matrices: AP, AF and the other definitions, and the bootstrap interval."""
+    n_checked = 0
+    for learner, by_seed in result["learners"].items():
+        for seed, entry in by_seed.items():
+            matrix = np.array(entry["accuracy"], float)
+            for name, metric in FROM_MATRIX.items():
+                value = metric(matrix)
+                if name in ENDS or np.isfinite(matrix[np.tril_indices(len(matrix))]).all():
+                    assert entry[name] == pytest.approx(value, abs=1e-12), f"{name} of {learner}, seed {seed}"
+                    n_checked += 1
+            n_test = np.array([task["counts"]["test"] for task in result["tasks"][seed]])
+            generator = numpy_generator("bootstrap", result["stream"], learner, int(seed))
+            interval = metrics.ap_interval(matrix[-1], n_test, generator)
+            assert entry["ap_interval"] == pytest.approx(interval, abs=1e-12), f"interval of {learner}, seed {seed}"
+    return n_checked
+
+
+def _check_row(row: dict[str, str], results: dict[str, Any], published: Published, text: str, where: str) -> int:
+    """A row of a csv table from the results, and its mean in the same table as md."""
+    learner, metric = row["learner"], row["metric"]
+    where = f"{where}: {row}"
+    by_seed = results.get(row["stream"], {}).get("learners", {}).get(learner, {})
+    values = [METRICS[metric](entry) for entry in by_seed.values()]
+    printed = published.find(published.paper_stream(row["stream"]), learner, metric)
+    assert row["published"] == ("" if printed is None else str(printed.value)), where
+    assert int(row["n_seeds"]) == len(values), where
+    if not values:
+        assert row["mean"] == row["difference"] == "" and row["verdict"] == "not run", where
+        return 0
+    mean = statistics.fmean(values)
+    assert float(row["mean"]) == pytest.approx(mean, abs=1e-9), where
+    assert row["std"] == "" if len(values) < 2 else float(row["std"]) == pytest.approx(statistics.stdev(values)), where
+    if metric == "AP":
+        ends = [statistics.fmean(entry["ap_interval"][end] for entry in by_seed.values()) for end in (0, 1)]
+        assert [float(row["low"]), float(row["high"])] == pytest.approx(ends), where
+        assert f"{mean:{FORMATS[metric]}}" in text, where
+    if printed is not None and published.paper_stream(row["stream"]) == row["stream"]:
+        assert float(row["difference"]) == pytest.approx(mean - printed.value), where
+    else:
+        assert row["difference"] == row["verdict"] == "", where
+    return 1
+
+
+def _check_metrics(folder: Path, results: dict[str, Any]) -> None:
+    """What DVC reads."""
+    kept = read_json(folder / "metrics.json")
+
+    def mean(stream: str, learner: str) -> float:
+        return statistics.fmean(entry["ap"] for entry in results[stream]["learners"][learner].values())
+
+    for learner, value in kept["mean_AP"].items():
+        ran = [mean(stream, learner) for stream, result in results.items() if learner in result["learners"]]
+        assert value == pytest.approx(statistics.fmean(ran), abs=1e-4), f"{folder}: mean AP of {learner}"
+    for stream, values in kept["par"].items():
+        assert values["AP"] == pytest.approx(mean(stream, "par"), abs=1e-4), f"{folder}: AP of PAR on {stream}"
