@@ -26,7 +26,6 @@ from par.methods import load_method
 from par.methods.base import LearningTask, Method, Step
 from par.streams import Task, load_stream
 
-
 LONG_CHAIN = 20  # tasks; the predictions of all steps grow with the square of a chain's length
 
 
