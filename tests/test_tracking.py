@@ -213,3 +213,16 @@ def test_eight_stages_meeting_no_database_make_eight_runs_and_one_parent(tmp_pat
     assert journals(checkout, ".jsonl") == []
     assert sorted(run.data.metrics["AP"] for run in runs(checkout, "stage")) == list(range(8))
     assert len(runs(checkout, "pipeline")) == 1
+
+
+def test_a_preset_copied_over_params_does_not_make_the_checkout_dirty(checkout):
+    git(checkout, "init", "--quiet")
+    (checkout / "presets").mkdir()
+    (checkout / "presets/paper.yaml").write_text("preset: paper\n")
+    (checkout / "params.yaml").write_text("preset: demo\n")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "code")
+    (checkout / "params.yaml").write_text("preset: paper\n")
+    assert tracking.git_state() == (git(checkout, "rev-parse", "HEAD"), False)
+    (checkout / "params.yaml").write_text("preset: paper\nalpha: 0.3\n")
+    assert tracking.git_state()[1]
