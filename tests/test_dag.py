@@ -99,3 +99,14 @@ def test_table_5_and_the_sweeps_of_every_preset_are_complete(path):
 
 def test_the_shipped_params_are_the_demo():
     assert PRESETS and (REPOSITORY / "params.yaml").read_text() == (REPOSITORY / "presets" / "demo.yaml").read_text()
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_every_threshold_can_be_swept(path, tmp_path):
+    """A variant that inherited alpha would break `dvc exp run -S alpha=0.7` by a beta below it."""
+    text = path.read_text()
+    assert "\nalpha: 0.5\n" in text and "\nbeta: 0.75\n" in text
+    for name, old, new in (("alpha", 0.5, 0.0), ("alpha", 0.5, 0.75), ("beta", 0.75, 0.5), ("beta", 0.75, 1.0)):
+        changed = tmp_path / "params.yaml"
+        changed.write_text(text.replace(f"\n{name}: {old}\n", f"\n{name}: {new}\n"))
+        assert getattr(config.load(changed), name) == new
