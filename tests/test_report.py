@@ -11,7 +11,7 @@ import pytest
 
 from par.files import read_json
 from par.reporting.report import render, score_matrix
-from tests.reporting_cases import demo_config, distances, inputs, result
+from tests.reporting_cases import demo_config, distances, inputs, plan, result
 from tests.traceability import check_report
 
 
@@ -110,6 +110,16 @@ def test_a_report_of_plans_alone(tmp_path):
         f"demo_minus_{kind}" for kind in ("distance", "groups", "experts")
     }
     assert "1 of 6" in (tmp_path / "tables" / "demo_minus_variants.md").read_text(encoding="utf-8")
+
+
+def test_distances_by_another_estimator_get_a_figure(tmp_path):
+    changes = {"distance_corrected": {"distance": {"estimator": "corrected"}}}
+    ablation = replace(demo_config().ablation, variants=("distance_corrected",))
+    config = replace(demo_config(), methods={}, variants=changes, ablation=ablation)
+    plans = {"demo_minus": {"par": plan(), "distance_corrected": plan("reuse_cell")}}
+    render(tmp_path, config, replace(inputs(), results={}, plans=plans, cells={}, histories={}, sheets={}))
+    assert (tmp_path / "figures/demo_minus_distance_corrected.png").is_file()
+    assert "corrected estimator on valid features" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_report_is_the_same_every_time(report, tmp_path):

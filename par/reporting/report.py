@@ -232,7 +232,24 @@ class _Report:
             ),
             page.Folded(f"Plan in words, seed {seed}", (tables.plan_table(stream, str(seed), tasks),)),
             page.Files("Plans of all seeds", (path,)),
+            *self._other_distances(stream),
         ]
+
+    def _other_distances(self, stream: str) -> list[page.Item]:
+        """The distances of the variants that measure them in another way, and what those decide."""
+        pictures, seed = [], self.config.seeds[0]
+        for variant in self.config.variants_on(stream):
+            varied = self.config.variant(variant)
+            if varied.distance != self.config.distance:
+                tasks = self.inputs.plans[stream][variant]["seeds"][str(seed)]["tasks"]
+                scores = score_matrix(self.inputs.distances[stream], varied, seed, len(tasks))
+                heading = f"Task distances, {self._title(stream)}, {variant}, seed {seed}"
+                heatmap = figures.distance_heatmap(scores, tasks, varied.alpha, varied.beta, heading)
+                how = f"{varied.distance.estimator} estimator on {varied.distance.split} features"
+                pictures.append(
+                    self._picture(heatmap, f"{stream}_{variant}", f"Distances and plan of {variant}: {how}")
+                )
+        return [page.Folded("Distances by other estimators", tuple(pictures))] if pictures else []
 
     def _outcome(self, stream: str, methods: Scores) -> list[page.Item]:
         """Accuracy over the stream, AP against size, and the accuracy matrix of every method that ran."""
