@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import tests.project
 from par.files import read_json
+from tests.project import REPOSITORY, STAGES, make_project, run_stage
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-PARAMS = """
-preset: mine
-streams:
-  - mine
-seeds:
-  - 0
-methods:
-  l2:
-    weight: 0.5
-  finetune: {}
-  par: {}
-extractor:
-  network: efficientnet_lite0
-recipe:
-  epochs: 2
-  batch_size: 16
-network:
-  width: 8
-expert:
-  cells: 2
-  channels: 4
-search:
-  epochs: 2
-"""
+PARAMS = tests.project.PARAMS.replace("tiny", "mine").replace("  independent: {}", "  l2:\n    weight: 0.5")
 
 
 def blocks(kind: str) -> dict[str, str]:
@@ -70,24 +43,18 @@ def test_the_examples_have_at_most_15_lines():
 
 @pytest.mark.slow
 def test_a_new_method_and_a_new_stream_go_through_every_stage(tmp_path):
-    for folder in ("par", "pipeline"):
-        shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for path, content in blocks("file").items():
-        (tmp_path / path).write_text(content)
+    written = blocks("file")
+    folder = make_project(tmp_path, written["par/streams/definitions/mine.yaml"], PARAMS, stream="mine")
+    for path, content in written.items():
+        (folder / path).write_text(content)
     for path, line in blocks("line").items():
-        registry = tmp_path / path
+        registry = folder / path
         registry.write_text(registry.read_text().replace("METHODS = {\n", "METHODS = {\n" + line))
-    write_images(tmp_path / "data/sources/pets", (40, 30, 3))
-    write_images(tmp_path / "data/sources/signs", (20, 20))
-    (tmp_path / "params.yaml").write_text(PARAMS)
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "DVC_ROOT": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    for stage in ("stream", "extract", "prototypes", "route", "search", "train", "evaluate", "tables"):
-        arguments = [] if stage == "tables" else ["--stream", "mine"]
-        command = [sys.executable, "-m", f"pipeline.{stage}", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{stage}\n{done.stdout}\n{done.stderr}"
-    learners = read_json(tmp_path / "results/mine.json")["learners"]
+    write_images(folder / "data/sources/pets", (40, 30, 3))
+    write_images(folder / "data/sources/signs", (20, 20))
+    for stage in STAGES:
+        run_stage(folder, stage, "mine")
+    learners = read_json(folder / "results/mine.json")["learners"]
     assert set(learners) == {"l2", "finetune", "par"}
     assert len(learners["l2"]["0"]["accuracy"]) == 3
-    metrics = json.loads((tmp_path / "reports/mine/metrics.json").read_text())
-    assert "l2" in json.dumps(metrics)
+    assert "l2" in (folder / "reports/mine/metrics.json").read_text()
