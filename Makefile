@@ -12,10 +12,10 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro preset test test-fast ui
+.PHONY: help install repro preset test test-fast test-exhaustive ui
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create the environment in .venv from requirements.lock
 
@@ -31,6 +31,9 @@ test: $(STAMP) ## run all tests
 
 test-fast: $(STAMP) ## run the tests that take no more than a few seconds each
 	python -m pytest -m "not slow"
+
+test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream
+	python -m pytest -m ""
 
 ui: $(STAMP) ## start the MLflow UI on http://127.0.0.1:5000
 	@echo "Open http://127.0.0.1:5000/#/experiments/1/runs?workflowType=machine_learning"

@@ -16,7 +16,9 @@ from par.methods import METHODS
 from par.reporting.metrics import accuracy_matrix, average_accuracy, average_forgetting
 from par.streams import build_stream, load_stream
 
-STREAMS = ("demo_minus", "demo_plus", "demo_in", "demo_out", "demo_pl", "demo_split")
+# Three relations in every run, the other three with `make test-exhaustive`: all take some seven minutes of two cores.
+STREAMS = ("demo_in", "demo_pl", "demo_split")
+MORE_STREAMS = ("demo_minus", "demo_plus", "demo_out")
 FORGET_LESS = ("ewc", "mas", "lwf", "er", "agem", "gpm", "hat", "cat")  # than Finetune
 FORGET_NOTHING = ("independent", "pnn", "learn_to_grow", "mntdp_s", "mntdp_d", "soft_gating", "lmc")
 # Settings that make a method small; what is missing keeps its defaults.
@@ -50,8 +52,7 @@ def directories(tmp_path_factory):
 
 def jobs(method: str, stream: str, directory, length: int | None = None) -> list[ChainJob]:
     """The chains of a method on (the first ``length`` tasks of) a stream; PAR's plan is two interleaved groups."""
-    epochs = 12 if stream == "demo_split" else 6
-    recipe = Recipe(epochs=epochs, batch_size=16, learning_rate=0.05, weight_decay=0.001)
+    recipe = Recipe(epochs=12, batch_size=16, learning_rate=0.05, weight_decay=0.001)
     config = Config(
         preset="test",
         streams=(stream,),
@@ -78,7 +79,9 @@ def run(chains: list[ChainJob], store: Store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize(
+    "stream", [*STREAMS, *(pytest.param(stream, marks=pytest.mark.exhaustive) for stream in MORE_STREAMS)]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_it_learns_forgets_as_expected_and_predicts_each_image_for_itself(method, stream, directories, tmp_path):
     directory = directories(stream)
@@ -88,7 +91,7 @@ def test_it_learns_forgets_as_expected_and_predicts_each_image_for_itself(method
     labels = [task.split("test").labels for task in tasks]
     matrix = accuracy_matrix(found.predictions, labels, [[planned.index for planned in job.chain] for job in chains])
     chance = np.mean([1 / task.n_classes for task in tasks])
-    assert average_accuracy(matrix) > chance + 0.05
+    assert average_accuracy(matrix) > chance + 0.03  # two standard deviations of the test images
     forgetting = average_forgetting(matrix)
     assert forgetting == 0.0 or method not in FORGET_NOTHING
     if stream == "demo_split":
