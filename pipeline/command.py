@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from par import config as configuration
@@ -52,16 +53,11 @@ def run_tables(body: Callable[[Config, tracking.Run], None]) -> None:
             body(config, run)
 
 
-class _mistakes_in_one_sentence:
-    """Turns the exceptions that a user can cause into one line and exit code 1; a bug keeps its traceback."""
-
-    def __init__(self, place: str):
-        self.place = place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind, error, traceback) -> None:
-        if isinstance(error, (ConfigError, SourceError, StageError)):
-            print(f"{self.place}: {error}", file=sys.stderr)
-            raise SystemExit(1) from None
+@contextmanager
+def _mistakes_in_one_sentence(place: str) -> Iterator[None]:
+    """Turn the exceptions that a user can cause into one line and exit code 1; a bug keeps its traceback."""
+    try:
+        yield
+    except (ConfigError, SourceError, StageError) as error:
+        print(f"{place}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
+import torch
 
 from par.config import Config, Expert, Network, Recipe, parse
 from par.learning.augment import Images
@@ -47,3 +49,21 @@ def learner(name: str, config: Config = CONFIG, **hyper: Any) -> Method:
 def step(task_id: int, recipe: Recipe = RECIPE) -> Step:
     """The circumstances in which :func:`task` number ``task_id`` is learned."""
     return Step(recipe, f"test/{task_id}")
+
+
+def straight_and_resumed(name: str, recipe: Recipe, **hyper: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a learner of two tasks saves, and what one saves that went through a file after the first of them.
+
+    The file is read with ``weights_only=True``, and the global generator stands elsewhere when the second goes on.
+    """
+    straight = learner(name, **hyper)
+    straight.learn(task(0), step(0, recipe))
+    file = io.BytesIO()
+    torch.save(straight.save(), file)
+    straight.learn(task(1), step(1, recipe))
+    file.seek(0)
+    resumed = learner(name, **hyper)
+    resumed.restore(torch.load(file, weights_only=True))
+    torch.manual_seed(99)
+    resumed.learn(task(1), step(1, recipe))
+    return straight.save(), resumed.save()

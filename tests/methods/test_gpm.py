@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from par.config import ConfigError, Recipe
 from par.learning import trainer
 from par.methods import gpm
 from par.networks.task_norm import task_norms
-from tests.methods.tasks import RECIPE, learner, step, task
+from tests.methods.tasks import RECIPE, learner, step, straight_and_resumed, task
 
 NETWORKS = {"alexnet": {"width": 0.06}, "resnet18_light": {"network": "resnet18_light"}}
 SHORT = dataclasses.replace(RECIPE, epochs=3, learning_rate=0.02)
@@ -216,17 +215,7 @@ def test_taking_the_inputs_leaves_the_network_as_it_is(network):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_resuming_gives_the_same_bits(network):
-    straight = learner("gpm", **NETWORKS[network])
-    straight.learn(task(0), step(0, SHORT))
-    file = io.BytesIO()
-    torch.save(straight.save(), file)
-    straight.learn(task(1), step(1, SHORT))
-    file.seek(0)
-    resumed = learner("gpm", **NETWORKS[network])
-    resumed.restore(torch.load(file, weights_only=True))
-    torch.manual_seed(99)
-    resumed.learn(task(1), step(1, SHORT))
-    one, two = straight.save(), resumed.save()
+    one, two = straight_and_resumed("gpm", SHORT, **NETWORKS[network])
     assert one["tasks"] == two["tasks"] and one["bases"].keys() == two["bases"].keys()
     for part in ("tensors", "bases"):
         assert all(torch.equal(value, two[part][name]) for name, value in one[part].items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 
 import pytest
@@ -14,7 +13,7 @@ from par.config import ConfigError, Network, Recipe
 from par.learning import trainer
 from par.methods import hat
 from par.methods.base import Step
-from tests.methods.tasks import CONFIG, RECIPE, learner, step, task
+from tests.methods.tasks import CONFIG, RECIPE, learner, step, straight_and_resumed, task
 
 NETWORKS = {"alexnet": {"width": 0.06}, "resnet18_light": {"network": "resnet18_light"}}
 SHORT = dataclasses.replace(RECIPE, epochs=2)
@@ -191,17 +190,7 @@ def test_it_learns_and_keeps_what_it_learned():
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_resuming_gives_the_same_bits(network):
-    straight = learner("hat", **NETWORKS[network])
-    straight.learn(task(0), step(0, SHORT))
-    file = io.BytesIO()
-    torch.save(straight.save(), file)
-    straight.learn(task(1), step(1, SHORT))
-    file.seek(0)
-    resumed = learner("hat", **NETWORKS[network])
-    resumed.restore(torch.load(file, weights_only=True))
-    torch.manual_seed(99)
-    resumed.learn(task(1), step(1, SHORT))
-    one, two = straight.save(), resumed.save()
+    one, two = straight_and_resumed("hat", SHORT, **NETWORKS[network])
     assert one["tasks"] == two["tasks"] and one["tensors"].keys() == two["tensors"].keys()
     assert all(torch.equal(value, two["tensors"][name]) for name, value in one["tensors"].items())
 
