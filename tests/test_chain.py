@@ -165,6 +165,17 @@ def test_a_step_is_shared_exactly_when_nothing_it_depends_on_differs(directory):
     assert job(directory, method="finetune").step_keys()[0] != base[0]
 
 
+@pytest.mark.parametrize("method, finished", [("finetune", 0), ("finetune", 2), ("soft_gating", 0)])
+def test_progress_ends_at_the_planned_number_of_images(directory, tmp_path, method, finished):
+    """Also with steps from the store, and where candidates (soft gating's expansions) train on far more images."""
+    config = dataclasses.replace(CONFIG, methods={"soft_gating": {"channels": 4}})
+    store, seen, whole = Store(tmp_path), [], job(directory, method=method, config=config)
+    run(*([job(directory, range(finished), method, config)] if finished else []), store=store)
+    whole.run(store, seen.append)
+    assert sum(seen) == whole.cost() == 2 * 3 * 36
+    assert min(seen) >= 0
+
+
 def test_a_failing_chain_does_not_stop_the_others(directory, tmp_path):
     diverging = dataclasses.replace(
         CONFIG, recipe=dataclasses.replace(CONFIG.recipe, learning_rate=1e30, clip_norm=None)

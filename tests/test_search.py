@@ -179,9 +179,7 @@ def tiny_images(n: int = 41) -> Images:
 
 
 def run(update: str = "advantage", key: str = "key", epochs: int = 4, progress=None) -> search.SearchResult:
-    return search_cell(
-        tiny_images(), 2, EXPERT, Search(update=update, epochs=epochs), RECIPE, key, "cpu", progress=progress
-    )
+    return search_cell(tiny_images(), 2, EXPERT, Search(update=update, epochs=epochs), RECIPE, key, progress)
 
 
 def without_seconds(result: search.SearchResult) -> list[dict]:

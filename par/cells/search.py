@@ -206,7 +206,6 @@ def search_cell(
     search: Search,
     recipe: Recipe,
     key: str,
-    device: torch.device | str = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> SearchResult:
     """Search a cell for one task, on its training data alone.
@@ -215,7 +214,7 @@ def search_cell(
     others, without augmentation (the reference leaves it on). ``random`` and ``fixed`` train nothing.
 
     Args:
-        train: the task's training images, on ``device``; at least 2.
+        train: the task's training images, at least 2; the search runs on their device.
         expert: shape of the search network.
         search: which update, for how many epochs, at which learning rate.
         recipe: of the task; the search takes its batch size, momentum and weight decay.
@@ -229,7 +228,9 @@ def search_cell(
         return SearchResult(random_genotype(generator), [])
     updates = Mdl(search.step) if search.update == "mdl" else Advantage(search.exploration)
     with seeding.seeded_layers(key, "supernet"):
-        model = CellSearch(Supernet(expert.cells, expert.channels), n_classes, updates, generator).to(device)
+        model = CellSearch(Supernet(expert.cells, expert.channels), n_classes, updates, generator).to(
+            train.pixels.device
+        )
     rows = torch.from_numpy(seeding.numpy_generator(key, "halves").permutation(len(train)))
     halves = train.subset(rows[: len(rows) // 2]), train.subset(rows[len(rows) // 2 :])
     search_recipe = dataclasses.replace(

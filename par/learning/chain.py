@@ -85,7 +85,7 @@ class ChainJob:
         return method_hyper(self.config, self.method)
 
     def cost(self) -> int:
-        """See :class:`par.learning.workers.Job`."""
+        """See :class:`par.learning.workers.Job`; candidates that a method trains on the way are not counted."""
         return self.recipe.epochs * sum(self.sizes)
 
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
@@ -97,15 +97,16 @@ class ChainJob:
             planned = self.chain[position]
             task = stream.tasks[planned.index]
             before, entry, is_new = entry, store.get(key), False
+            share = _Share(self.recipe.epochs * self.sizes[position], progress)
             if entry is None:
                 learner = learner or self.restored(before)
-                learn = partial(self._learn, learner, task, planned, key, store, progress)
+                learn = partial(self._learn, learner, task, planned, key, store, share.advance)
                 entry, is_new = store.get_or_compute(key, learn)
             if is_new:
                 computed += 1
             else:
                 learner = None
-                progress(self.recipe.epochs * self.sizes[position])
+            share.finish()
             for index in self._tested_after(position):
                 tested = stream.tasks[index]
                 missing = prediction_key(key, tested)
@@ -204,6 +205,22 @@ def method_hyper(config: Config, method: str) -> Any:
 def prediction_key(step_key: str, task: Task) -> str:
     """Store key of the predictions on ``task``'s test images after a step."""
     return entry_key({"step": step_key, "test": task.digest, "index": task.index})
+
+
+class _Share:
+    """A step's part of the progress bar: the planned images, whether candidates need more or early stops fewer."""
+
+    def __init__(self, n_images: int, progress: Callable[[int], None]):
+        self._left = n_images
+        self._progress = progress
+
+    def advance(self, n_images: int) -> None:
+        shown = min(n_images, self._left)
+        self._left -= shown
+        self._progress(shown)
+
+    def finish(self) -> None:
+        self.advance(self._left)
 
 
 @dataclass(frozen=True)

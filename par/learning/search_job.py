@@ -78,7 +78,6 @@ class SearchJob:
             self.config.search,
             self.config.recipe_for(self.stream, "par"),
             f"{self.seed}/{task.digest}",
-            self.device,
             progress,
         )
         seconds = time.perf_counter() - started

@@ -61,7 +61,7 @@ def run_jobs(jobs: Sequence[Job], store: Store, workers: int, title: str) -> Out
             results = _run_here(jobs, store, bar)
         else:
             results = _run_in_processes(jobs, store, min(workers, len(jobs)), bar)
-        bar.update(total - bar.n)  # early stops and steps from the store need fewer images than planned
+        bar.update(total - bar.n)  # a job that failed
     failures = {result.label: result.error for result in results if result.error is not None}
     computed, reused = sum(r.steps_computed for r in results), sum(r.steps_reused for r in results)
     return Outcome(computed, reused, dict(sorted(failures.items())))

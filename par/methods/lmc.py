@@ -51,15 +51,16 @@ class LocalModule(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def forward(self, inputs: Tensor, through: bool) -> tuple[Tensor, Tensor]:
-        """Inputs [n, C', H, W] -> outputs [n, C, H // 2, W // 2] and structural losses [n].
+        """Inputs [n, C', H, W] -> outputs [n, C, ceil(H / 2), ceil(W / 2)] and structural losses [n].
 
         The loss is the squared error of the decoded output against sigmoid(inputs), mean over positions and channels;
-        an odd last row or column, which the max-pool drops, does not count. ``through`` lets its gradient reach the
+        the row or column that decoding adds to an odd size does not count. ``through`` lets its gradient reach the
         functional part and, by that, the layers below; the target gets none.
         """
         outputs = self.functional(inputs)
         decoded = self.structural(outputs if through else outputs.detach())
-        target = torch.sigmoid(inputs.detach()[:, :, : decoded.shape[2], : decoded.shape[3]])
+        target = torch.sigmoid(inputs.detach())
+        decoded = decoded[:, :, : target.shape[2], : target.shape[3]]
         return outputs, (decoded - target).float().square().mean(dim=(1, 2, 3))
 
 

@@ -39,7 +39,7 @@ class Gate(nn.Module):
         gated = [layer for layer, size in enumerate(sizes) if size > 1]
         n_blocks = max((DEPTH - layer for layer in gated), default=0)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU())
+            nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.MaxPool2d(2, ceil_mode=True), nn.ReLU())
             for _ in range(n_blocks)
         )
         self.outputs = nn.ModuleDict({str(layer): nn.Linear(n_features(channels), sizes[layer]) for layer in gated})

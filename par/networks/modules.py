@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-DEPTH = 4  # module layers, each halving the map: 16 px end at 1x1, 32 px at 2x2, 84 px at 5x5
+DEPTH = 4  # module layers, each halving the map, rounded up: 16 px and fewer end at 1x1, 32 px at 2x2, 84 px at 6x6
 FINAL_SIZE = 2  # the last map is brought to 2x2, which leaves it as it is for 32 px, so that heads fit every image size
 
 
@@ -18,7 +18,10 @@ class ConvModule(nn.Sequential):
 
     def __init__(self, channels_in: int, channels: int):
         super().__init__(
-            nn.Conv2d(channels_in, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(), nn.MaxPool2d(2)
+            nn.Conv2d(channels_in, channels, 3, padding=1),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.MaxPool2d(2, ceil_mode=True),
         )
         self.to(memory_format=torch.channels_last)
 

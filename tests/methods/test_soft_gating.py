@@ -17,7 +17,7 @@ def test_a_module_has_the_facts_size():
     assert sum(parameter.numel() for parameter in ConvModule(64, 64).parameters()) == 37_056
 
 
-@pytest.mark.parametrize("size", [16, 28, 32, 84])
+@pytest.mark.parametrize("size", [8, 16, 28, 32, 84])
 def test_four_modules_and_the_head_pass_any_image_size(size):
     maps = torch.zeros(2, 4, size, size)
     for _ in range(4):
