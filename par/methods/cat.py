@@ -41,7 +41,8 @@ class Cat(Hat):
     *dissimilar*; it chooses the head at test time, with validation images of old tasks; and one encoder, unprotected,
     serves all tasks, which that choice makes good. Here each task that keeps the attention keeps its encoder (24M
     parameters at width 2000). With fewer than two similar tasks the released code trains the second head on features
-    under S, whose units the next task overwrites; here there is no second head then.
+    under S, whose units the next task overwrites; here there is no second head then. And it keeps the epoch, and lowers
+    the rate, by the validation loss; the trainer here goes by the validation accuracy, for all methods.
 
     Between tasks: embeddings, and in the task records the similar tasks and the head chosen.
     """
@@ -85,7 +86,7 @@ class Cat(Hat):
                 epochs = self.hyper.similarity_epochs or step.recipe.epochs
                 with seeding.seeded_layers(step.key, purpose):
                     probe = build().to(self.device)
-                log = step.fit(probe, task, purpose, replace(step.recipe, epochs=epochs))
+                log = step.fit(probe, task, purpose, replace(step.recipe, epochs=epochs, clip_norm=self.hyper.clip_norm))
                 return max(row["valid_accuracy"] for row in log)
 
             return step.remember(purpose, compute)

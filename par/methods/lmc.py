@@ -111,7 +111,7 @@ class Lmc(Modular):
         x_{l+1} = sum_m gamma_m(x_l) f_m(x_l),   L = CE + structural_weight * sum_l mean(s)
 
     Before a task is learned, layer by layer from below: where the mean z-score of the structural losses of its
-    batches, against those of each module on its own task, exceeds ``threshold`` for every module, a fresh module is
+    batches, against those of each module on its own task, is off by more than ``threshold`` for every module, a fresh module is
     added. In its projection phase it alone is trained (with the head), and the structural losses of the layers above
     send their gradient into it, so that it learns to feed them with what they know. Then all fresh modules and the head
     are trained, and frozen.
@@ -161,16 +161,17 @@ class Lmc(Modular):
                 self._project(task, layer)
 
     def _deviations(self, task: LearningTask, layer: int) -> tuple[Tensor, list[float]]:
-        """Of each module of ``layer``: mean structural loss [M] on the task, and mean z-score of its batches.
+        """Of each module of ``layer``: mean structural loss [M] on the task, and absolute mean z-score of its batches.
 
         The z-score of a batch is its mean loss's distance from the module's own mean, in standard deviations of the
-        mean of a batch of that size.
+        mean of a batch of that size; as in the authors' code, a task that decodes much better than the module's own
+        is foreign too.
         """
         losses = torch.cat([batch[layer] for batch in self._structural_losses(task, layer)]).mean(dim=0)
-        deviations = []
+        deviations, n_images = [], min(self._step.recipe.batch_size, len(task.train))
         for owner, loss in zip(self.owners(layer, task.id), losses.tolist(), strict=True):
             mean, deviation = self.tasks[self.position(owner)]["statistics"][str(layer)]
-            deviations.append((loss - mean) / (deviation / math.sqrt(self._step.recipe.batch_size)))
+            deviations.append(abs(loss - mean) / (deviation / math.sqrt(n_images)))
         return losses, deviations
 
     @torch.no_grad()

@@ -99,7 +99,7 @@ def knn_accuracy(train: Tensor, train_labels: Tensor, valid: Tensor, valid_label
 
 
 def paths(connections: Connections, source_head: bool) -> list[tuple[int, ...]]:
-    """All paths through source and fresh blocks, those with most source blocks at the bottom first.
+    """All paths through source and fresh blocks, those with most source blocks first.
 
     Args:
         connections: ``fw`` lets fresh blocks follow source blocks (the source serves as a prefix: 8 paths), ``bw``
@@ -109,11 +109,12 @@ def paths(connections: Connections, source_head: bool) -> list[tuple[int, ...]]:
     allowed = {(SOURCE, SOURCE), (FRESH, FRESH)}
     allowed |= {(SOURCE, FRESH)} if "fw" in connections else set()
     allowed |= {(FRESH, SOURCE)} if "bw" in connections else set()
-    return [
+    found = [
         path
         for path in itertools.product((SOURCE, FRESH), repeat=N_BLOCKS)
         if allowed.issuperset(itertools.pairwise(path)) and (source_head or path[-1] == FRESH)
     ]
+    return sorted(found, key=lambda path: path.count(FRESH))
 
 
 def owners(path: Sequence[int], task_id: int, source: dict[str, Any] | None) -> list[int]:

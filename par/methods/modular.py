@@ -75,12 +75,21 @@ class Modular(Method):
 
         All start from the same initial weights and see the same batches. Each is a part of the step in the store, so
         that a learner that is killed loses one of them at most. Returns the log of the kept one.
+
+        Raises:
+            DivergedError: every candidate diverged; one that does, at the grid's largest rate say, is left out.
         """
-        best = None
+        best = diverged = None
         for candidate in candidates:
-            found = step.remember(candidate.name, lambda candidate=candidate: self._try(task, step, candidate))
+            try:
+                found = step.remember(candidate.name, lambda candidate=candidate: self._try(task, step, candidate))
+            except trainer.DivergedError as error:
+                diverged = error
+                continue
             if best is None or found["accuracy"] > best["accuracy"]:
                 best = found
+        if best is None:
+            raise diverged
         self.grow(best["record"])
         self.own(task.id).load_state_dict(best["tensors"])
         self.requires_grad_(False)
@@ -93,14 +102,16 @@ class Modular(Method):
         with seeding.seeded_layers(step.key, "initialisation"):
             self.grow(record)
         self.current, owned = task, self.own(task.id)
-        if any(True for _ in owned.parameters()):
-            log = step.fit(self, task, recipe=candidate.recipe)
-        else:  # all modules are those of earlier tasks: nothing to train
-            self.eval()
-            accuracy = trainer.accuracy(self.predict, task.valid)
-            log = [dict(epoch=0, loss=0.0, valid_accuracy=accuracy, learning_rate=0.0, seconds=0.0)]
-        tensors = {name: value.detach().cpu().clone() for name, value in owned.state_dict().items()}
-        self.current = None
-        self.shrink()
+        try:
+            if any(True for _ in owned.parameters()):
+                log = step.fit(self, task, recipe=candidate.recipe)
+            else:  # all modules are those of earlier tasks: nothing to train
+                self.eval()
+                accuracy = trainer.accuracy(self.predict, task.valid)
+                log = [dict(epoch=0, loss=0.0, valid_accuracy=accuracy, learning_rate=0.0, seconds=0.0)]
+            tensors = {name: value.detach().cpu().clone() for name, value in owned.state_dict().items()}
+        finally:
+            self.current = None
+            self.shrink()
         accuracy = max(row["valid_accuracy"] for row in log)
         return {"record": record, "tensors": tensors, "log": log, "accuracy": accuracy}

@@ -109,7 +109,7 @@ def test_one_module_that_knows_the_task_is_enough():
     method.tasks[0]["statistics"] = {str(layer): [-1.0, 1e-6] for layer in range(4)}
     method.learn(cases.task(1), cases.step(1))
     assert method.tasks[1]["fresh"] == [0, 1, 2, 3]
-    method.tasks[1]["statistics"] = {str(layer): [1e6, 1e-6] for layer in range(4)}  # everything is close to it
+    method.tasks[1]["statistics"] = {str(layer): [0.0, 1e9] for layer in range(4)}  # everything is close to it
     method.learn(cases.task(2), cases.step(2))
     assert method.tasks[2]["fresh"] == []
 
