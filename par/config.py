@@ -67,7 +67,7 @@ class Recipe:
     momentum: Fraction = 0.9  # ignored by adam
     weight_decay: NonNegative = 0.003
     schedule: Literal["cosine", "plateau", "constant"] = "cosine"
-    plateau_patience: Count = 30  # epochs without a better validation accuracy before the rate falls
+    plateau_patience: Count = 30  # as torch's: the rate falls after one more epoch without a better validation accuracy
     plateau_factor: Fraction = 0.1
     min_learning_rate: NonNegative = 0.0  # floor of cosine and plateau
     patience: Count | None = None  # early stop after so many epochs without a better validation accuracy
@@ -175,9 +175,10 @@ class Tracking:
 class Config:
     """All of params.yaml.
 
-    ``methods`` maps each method that runs to its hyper-parameters (a plain mapping, typed by the method itself). Two
-    more keys are allowed there: a ``recipe`` block overrides the stream's, ``skip`` lists streams that the method is
-    not run on. ``recipes`` holds overrides of ``recipe`` by stream.
+    ``methods`` maps each method that runs to its hyper-parameters (a plain mapping, typed by the method itself). Three
+    more keys are allowed there: a ``recipe`` block overrides the stream's, ``streams`` maps a stream to what differs on
+    it from the rest of the block, ``skip`` lists streams that the method is not run on. ``recipes`` holds overrides of
+    ``recipe`` by stream.
     ``variants`` maps a name to overrides of :data:`VARIANT_KEYS`.
     """
 
@@ -210,8 +211,18 @@ class Config:
     def recipe_for(self, stream: str, method: str) -> Recipe:
         """The recipe of ``method`` on ``stream``: ``recipe``, overridden by the stream's, then by the method's."""
         merged = override(self.recipe, self.recipes.get(stream) or {}, f"recipes.{stream}")
-        block = (self.methods.get(method) or {}).get("recipe") or {}
+        block = self.on_stream(stream).methods.get(method, {}).get("recipe") or {}
         return override(merged, block, f"methods.{method}.recipe")
+
+    def on_stream(self, stream: str) -> Config:
+        """This configuration, each method's block with what its ``streams`` say of ``stream`` merged into it."""
+        blocks = {}
+        for name, block in self.methods.items():
+            general = {key: value for key, value in (block or {}).items() if key != "streams"}
+            special = ((block or {}).get("streams") or {}).get(stream) or {}
+            recipe = {**(general.get("recipe") or {}), **(special.get("recipe") or {})}
+            blocks[name] = {**general, **special, **({"recipe": recipe} if recipe else {})}
+        return dataclasses.replace(self, methods=blocks)
 
     def methods_on(self, stream: str) -> tuple[str, ...]:
         """Names of the methods that run on ``stream``."""
@@ -377,6 +388,12 @@ def _check(config: Config) -> None:
             raise ConfigError(f"methods.{name} = {block!r} is not a block; allowed are the method's hyper-parameters.")
         skipped = _convert(tuple[str, ...], (block or {}).get("skip") or (), f"methods.{name}.skip")
         _check_names(f"methods.{name}.skip", skipped, known_streams())
+        special = _convert(Mapping[str, Any], (block or {}).get("streams") or {}, f"methods.{name}.streams")
+        _check_names(f"methods.{name}.streams", special, known_streams())
+        for stream, changes in special.items():
+            where = f"methods.{name}.streams.{stream}"
+            if not isinstance(changes, Mapping) or {"skip", "streams"} & set(changes):
+                raise ConfigError(f"{where} = {changes!r} is not allowed; give a block of hyper-parameters and recipe.")
     _check_names("recipes", config.recipes, known_streams())
     _check_names("ablation.variants", config.ablation.variants, config.variants)
     _check_names("ablation.streams", config.ablation.streams, config.streams)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -16,10 +17,12 @@ def resolve_device(name: str) -> torch.device:
 
 
 def hardware(device: torch.device) -> str:
-    """The device's model in words, for reports."""
+    """The device's model in words, of a CPU with the number of cores that this process may use, for reports."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
+    model = models[0] if models else platform.processor() or platform.machine()
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{model}, {n_cores} cores"

@@ -21,6 +21,7 @@ from pipeline.tracking import Run
 
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``runs/<stream>/<learner>/<seed>/`` (contract in README, section Architecture) and ``hardware.json``."""
+    config = config.on_stream(stream)
     for method in config.methods:
         method_hyper(config, method)  # a wrong hyper-parameter stops the stage before the first step
     store = Store(resolve_path(DEFAULT_FOLDER))
@@ -84,16 +85,16 @@ def _routed(stream: str, variant: str, seed: int) -> list[list[PlannedTask]]:
 def _write_run(folder: Path, config: Config, stream: str, jobs: list[ChainJob], store: Store, child: Run) -> None:
     """One learner and seed: predictions.npz, model.pt, log.csv, steps.json; and its MLflow run."""
     found, job = assemble(jobs, store), jobs[0]
-    searches = _searches(stream, job) if job.method == PAR else []
+    n_searches, seconds_search = _searches(stream, job) if job.method == PAR else (0, 0.0)
     steps = {
         "chains": [[planned.index for planned in one.chain] for one in jobs],
         "steps": found.steps,
         "n_params": found.steps[-1]["n_params"],
         "n_state": found.steps[-1]["n_state"],
         "n_experts": len(jobs),
-        "n_cells_searched": len(searches),
+        "n_cells_searched": n_searches,
         "seconds": sum(step["seconds"] for step in found.steps),
-        "seconds_search": sum(searches),
+        "seconds_search": seconds_search,
         "epochs": sum(step["epochs"] for step in found.steps),
     }
     write_npz(folder / "predictions.npz", found.predictions)
@@ -111,10 +112,11 @@ def _write_run(folder: Path, config: Config, stream: str, jobs: list[ChainJob], 
     child.artifact(folder / "log.csv")
 
 
-def _searches(stream: str, job: ChainJob) -> list[float]:
-    """Seconds of every search behind a run of PAR."""
+def _searches(stream: str, job: ChainJob) -> tuple[int, float]:
+    """Searches behind a run of PAR, fixed and random cells not counted, and their seconds."""
     folder = CELLS / stream / job.learner / str(job.seed)
-    return [read_json(path)["seconds"] for path in sorted(folder.glob("*.json"))]
+    seconds = sum(read_json(path)["seconds"] for path in sorted(folder.glob("*.json")))
+    return len(list(folder.glob("*.csv"))), seconds
 
 
 if __name__ == "__main__":

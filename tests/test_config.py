@@ -108,6 +108,12 @@ def test_a_bad_value_is_one_sentence_with_key_value_and_what_is_allowed(write, e
         (MINIMAL.replace("par:", "par: 3"), ["methods.par", "3", "block"]),
         (MINIMAL.replace("    recipe", "    skip: demo_minus\n    recipe"), ["methods.finetune.skip", "list"]),
         (MINIMAL.replace("    recipe", "    skip: [x]\n    recipe"), ["methods.finetune.skip", "'x'", "unknown"]),
+        (MINIMAL.replace("    recipe", "    streams: [x]\n    recipe"), ["methods.finetune.streams", "block"]),
+        (MINIMAL.replace("    recipe", "    streams: {x: {}}\n    recipe"), ["methods.finetune.streams", "'x'"]),
+        (
+            MINIMAL.replace("    recipe", "    streams: {demo_plus: {skip: []}}\n    recipe"),
+            ["methods.finetune.streams.demo_plus", "not allowed"],
+        ),
         ("- 1\n", ["list", "mapping"]),
     ],
 )
@@ -128,6 +134,16 @@ def test_recipes_are_overridden_by_stream_then_by_method(write):
     assert config.recipe_for("demo_minus", "par") == Recipe(epochs=6, batch_size=32)
     assert config.recipe_for("demo_minus", "finetune") == Recipe(epochs=7, batch_size=32)
     assert config.recipe_for("demo_plus", "par") == Recipe(epochs=5)
+
+
+def test_a_method_can_differ_on_a_stream(write):
+    block = "    streams:\n      demo_plus:\n        memory: 3\n        recipe:\n          batch_size: 8\n    recipe"
+    config = load(write(base=MINIMAL.replace("    recipe", block)))
+    assert config.on_stream("demo_plus").methods["finetune"] == {"memory": 3, "recipe": {"epochs": 7, "batch_size": 8}}
+    assert config.on_stream("demo_minus").methods["finetune"] == {"recipe": {"epochs": 7}}
+    assert config.on_stream("demo_plus").on_stream("demo_plus") == config.on_stream("demo_plus")
+    assert config.recipe_for("demo_plus", "finetune") == Recipe(epochs=7, batch_size=8)
+    assert config.recipe_for("demo_minus", "finetune") == Recipe(epochs=7)
 
 
 def test_a_method_can_skip_a_stream(write):

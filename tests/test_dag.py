@@ -75,7 +75,8 @@ def test_every_preset_loads_and_names_what_exists(path):
     assert preset.preset == path.stem
     assert all(NAME_PATTERN.fullmatch(name) for name in (*preset.streams, *preset.methods, *preset.variants))
     for method in preset.methods:
-        method_hyper(preset, method)
+        for stream in preset.streams:
+            method_hyper(preset.on_stream(stream), method)
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)

@@ -202,6 +202,17 @@ def test_equal_figures_give_equal_bytes(tmp_path):
     assert Image.open(tmp_path / "a.png").size[0] > 600
 
 
+def test_a_saved_picture_keeps_the_colours_of_small_areas(tmp_path):
+    """A colour bar beside large plain areas, as beside accuracy matrices."""
+    picture = np.full((600, 800, 3), 255, np.uint8)
+    picture[:400, :400] = 200
+    picture[100:356, 700:710] = (255 * matplotlib.colormaps["cividis"](np.arange(256))[:, None, :3]).astype(np.uint8)
+    style.save_png(Image.fromarray(picture), tmp_path / "x.png")
+    with Image.open(tmp_path / "x.png") as saved:
+        found = np.asarray(saved.convert("RGB")).astype(int)
+    assert np.abs(found - picture).max() <= 8
+
+
 def test_drawing_leaves_matplotlib_as_it_was(tmp_path):
     before = dict(matplotlib.rcParams)
     style.save(figures.task_groups(decisions(4), "x"), tmp_path / "groups")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from par.files import read_json
+from par.reporting import figures
 from par.reporting.report import render, score_matrix
 from tests.reporting_cases import demo_config, distances, inputs, plan, result
 from tests.traceability import check_report
@@ -120,6 +121,16 @@ def test_distances_by_another_estimator_get_a_figure(tmp_path):
     render(tmp_path, config, replace(inputs(), results={}, plans=plans, cells={}, histories={}, sheets={}))
     assert (tmp_path / "figures/demo_minus_distance_corrected.png").is_file()
     assert "corrected estimator on valid features" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_par_is_no_point_of_a_sweep_at_another_beta(tmp_path, monkeypatch):
+    drawn, draw = [], figures.sweep
+    monkeypatch.setattr(figures, "sweep", lambda points, *rest: drawn.append(points) or draw(points, *rest))
+    variants = {**demo_config().variants, "alpha_000": {"alpha": 0.0, "beta": 0.75}}
+    for name, beta in (("same", 0.75), ("other", 0.6)):
+        render(tmp_path / name, replace(demo_config(), beta=beta, variants=variants), inputs())
+    same, other = ([alpha for alpha, _ in points] for points in drawn)
+    assert same == [0.5, 0.0, 1.0] and other == [0.0, 1.0]
 
 
 def test_the_report_is_the_same_every_time(report, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -65,6 +67,16 @@ def test_other_images_get_the_papers_value_but_no_verdict(published):
     score = stream_scores(demo_config(), "demo_minus", result("demo_minus"), published)["par"]["AP"]
     assert score.published.value == 0.706 and score.published.stream == "ctrl_minus" and score.values
     assert not score.comparable and score.difference is None and score.verdict == ""
+
+
+@pytest.mark.parametrize(("block", "judged"), [({}, True), ({"network": "resnet18_light"}, False)])
+def test_a_value_of_another_network_gets_no_verdict(published, block, judged):
+    """GPM's published values are an AlexNet's."""
+    config = dataclasses.replace(demo_config(), methods={"gpm": block})
+    learners = {"gpm": result("cifar100_10")["learners"]["finetune"]}
+    score = stream_scores(config, "cifar100_10", {"learners": learners}, published)["gpm"]["AP"]
+    assert score.published.value == 0.725 and score.published.backbone == "AlexNet"
+    assert (score.difference is not None) == (score.verdict != "") == judged
 
 
 def scores_of(published) -> dict:

@@ -86,7 +86,9 @@ class Cat(Hat):
                 epochs = self.hyper.similarity_epochs or step.recipe.epochs
                 with seeding.seeded_layers(step.key, purpose):
                     probe = build().to(self.device)
-                log = step.fit(probe, task, purpose, replace(step.recipe, epochs=epochs, clip_norm=self.hyper.clip_norm))
+                log = step.fit(
+                    probe, task, purpose, replace(step.recipe, epochs=epochs, clip_norm=self.hyper.clip_norm)
+                )
                 return max(row["valid_accuracy"] for row in log)
 
             return step.remember(purpose, compute)

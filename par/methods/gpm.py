@@ -53,7 +53,7 @@ class Gpm(ProtectedTrunk):
         threshold: Annotated[float, Range(0, HIGHEST_THRESHOLD)] = 0.97  # superclass: 0.98, 5-datasets: 0.965
         threshold_growth: NonNegative = 0.003  # a task; capped at 0.999. Superclass: 0.001, 5-datasets: 0
         first_task: Literal["reach", "below"] = "reach"  # reach: the paper's rule; below (code): one vector fewer
-        images: Count = 125  # that span the bases
+        images: Count = 125  # that span the bases; AlexNet's layers see at most those of ALEXNET_IMAGES
         max_patches: Count = 24 * 29 * 29  # per convolution (its first images only): the most that the release uses
 
     def __init__(self, *arguments: Any):

@@ -110,18 +110,19 @@ class Lmc(Modular):
         gamma_m(x) ~ softmax_m(-ln s_m(x) / temperature) softmax_m(-ln mean(s_m) / prior_temperature)
         x_{l+1} = sum_m gamma_m(x_l) f_m(x_l),   L = CE + structural_weight * sum_l mean(s)
 
-    Before a task is learned, layer by layer from below: where the mean z-score of the structural losses of its
-    batches, against those of each module on its own task, is off by more than ``threshold`` for every module, a fresh module is
-    added. In its projection phase it alone is trained (with the head), and the structural losses of the layers above
-    send their gradient into it, so that it learns to feed them with what they know. Then all fresh modules and the head
-    are trained, and frozen.
+    Before a task is learned, layer by layer from below: where the structural losses of its batches, against those of
+    each module on its own task, have a mean z-score beyond ``threshold`` for every module, a fresh module is added. In
+    its projection phase it alone is trained (with the head), and the structural losses of the layers above send their
+    gradient into it, so that it learns to feed them with what they know. Then all fresh modules and the head are
+    trained, and frozen.
 
     Where this differs from the authors' code: it decides from all batches of the task before training instead of
     during it. The mean in the prior is the batch's in training only; in evaluation it is the running mean over the
     task's training batches, like BatchNorm's, so that a prediction depends on its image alone. That mean exists for the
     modules that were there when the task was learned: as the task is known, later ones do not compete and nothing is
-    forgotten (evaluated without task ids, as in the paper's table, LMC forgets up to .035). Heads are linear, without a
-    structural part. A convolution pads by 1 instead of 2 (:mod:`par.networks.modules`).
+    forgotten (evaluated without task ids, as in the paper's table, LMC forgets up to .035). Structural losses are
+    summed as they are, not weighted by relevance. Heads are linear, without a structural part. A convolution pads by 1
+    instead of 2 (:mod:`par.networks.modules`).
     """
 
     Hyper = Hyper

@@ -33,7 +33,7 @@ def stamp(
         "Commit": provenance["commit"] + ("-dirty" if provenance["dirty"] else ""),
         "Seeds": ", ".join(map(str, config.seeds)),
         "Extractor": "; ".join(extractors) or "not run",
-        "Hardware": "; ".join(hardware) or "not run",
+        "Hardware": f"{'; '.join(hardware)}; {config.workers} workers of one thread" if hardware else "not run",
         "Epochs": _epochs(config, streams),
         "Data": _data(digests, streams),
         "Time": _time(results, streams),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from par.config import ConfigError, Range, parse, read_yaml
 
@@ -25,6 +25,7 @@ class Value:
     value: float
     marks: tuple[str, ...]  # what a reader must know before comparing: other backbone, quoted, remarks
     superseded: bool  # another table contradicts it and is believed
+    backbone: str | None = None  # the network, where it is not that of the paper's other rows: AlexNet or MLP
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class _Row:
     method: str
     values: Mapping[str, Any]
     quoted_from: str | None = None
-    backbone: str | None = None
+    backbone: Literal["AlexNet", "MLP"] | None = None
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,5 @@ def _value(table: _Table, row: _Row, stream: str, metric: str, raw: Any, names: 
         table.notes.get(metric, ""),
         cell.note or "",
     )
-    return Value(
-        table.name, row.method, stream, metric, cell.value, tuple(mark for mark in marks if mark), cell.superseded
-    )
+    marks = tuple(mark for mark in marks if mark)
+    return Value(table.name, row.method, stream, metric, cell.value, marks, cell.superseded, row.backbone)

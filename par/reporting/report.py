@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,10 +150,8 @@ class _Report:
             for stream in self.config.tables.of(name):
                 points = [
                     (getattr(self.config.variant(learner), name), self.scores[stream][learner])
-                    for learner in (PAR, *self.config.variants_on(stream))
-                    if (learner == PAR or learner.startswith(f"{name}_"))
-                    and self.scores[stream].get(learner)
-                    and self.scores[stream][learner]["AP"].values
+                    for learner in self._swept(stream, name)
+                    if self.scores[stream].get(learner) and self.scores[stream][learner]["AP"].values
                 ]
                 if len(points) > 1:
                     own = getattr(self.config, name)
@@ -160,6 +159,13 @@ class _Report:
                     words = f"What {name} does on {self._title(stream)}: AP, M, {structure} and time, over {name}"
                     items.append(self._picture(figure, f"{stream}_{name}", words))
         return [page.Section("Sweeps of alpha and beta", tuple(items))] if items else []
+
+    def _swept(self, stream: str, name: str) -> list[str]:
+        """The variants that sweep the threshold ``name``, and PAR where its other threshold is that of the sweep."""
+        variants = [variant for variant in self.config.variants_on(stream) if variant.startswith(f"{name}_")]
+        other = "beta" if name == "alpha" else "alpha"
+        of_sweep = statistics.mode(getattr(self.config.variant(variant), other) for variant in variants or [PAR])
+        return [PAR, *variants] if getattr(self.config, other) == of_sweep else variants
 
     def _coloured_groups(self) -> list[page.Section]:
         items: list[page.Item] = []

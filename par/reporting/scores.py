@@ -48,6 +48,7 @@ class Score:
     interval: tuple[float, float] | None  # 95% bootstrap over test images, only for AP
     published: Value | None
     comparable: bool = True  # False: the paper's stream has other images, its value is there for orientation alone
+    same_network: bool = True  # False: so is its value, of another network
 
     @property
     def mean(self) -> float | None:
@@ -60,13 +61,14 @@ class Score:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus published, of a comparable stream."""
-        return self.mean - self.published.value if self.values and self.published and self.comparable else None
+        """Ours minus published, of a comparable stream and the same network."""
+        is_fair = self.values and self.published and self.comparable and self.same_network
+        return self.mean - self.published.value if is_fair else None
 
     @property
     def verdict(self) -> str:
-        """``reproduced`` within max(1 point, 2 std), else ``above`` or ``below``; ``not run``; empty where the paper
-        has no comparable value or the metric is no accuracy."""
+        """``reproduced`` within max(1 point, 2 std), else ``above`` or ``below``; ``not run``; empty where there is no
+        difference or the metric is no accuracy."""
         if not self.values:
             return "not run"
         if self.difference is None or self.metric not in JUDGED:
@@ -116,12 +118,16 @@ def stream_scores(config: Config, stream: str, result: Mapping[str, Any], publis
     variants = config.variants_on(stream)
     names = [*config.methods, *((PAR, *variants) if variants else ()), *learners, *published.methods_on(stream)]
     return {
-        learner: {metric: score(stream, learner, metric, learners.get(learner, {}), published) for metric in METRICS}
+        learner: {
+            metric: score(config, stream, learner, metric, learners.get(learner, {}), published) for metric in METRICS
+        }
         for learner in dict.fromkeys(names)
     }
 
 
-def score(stream: str, learner: str, metric: str, entries: Mapping[str, Any], published: Published) -> Score:
+def score(
+    config: Config, stream: str, learner: str, metric: str, entries: Mapping[str, Any], published: Published
+) -> Score:
     """One metric of one learner.
 
     Args:
@@ -134,9 +140,19 @@ def score(stream: str, learner: str, metric: str, entries: Mapping[str, Any], pu
         interval = (low, high)
     values = tuple(float(METRICS[metric](entry)) for entry in by_seed)
     paper = published.paper_stream(stream)
-    return Score(
-        stream, learner, metric, values, interval, published.find(paper, learner, metric), comparable=paper == stream
-    )
+    printed = published.find(paper, learner, metric)
+    same_network = printed is None or printed.backbone in (None, _backbone(config, stream, learner))
+    return Score(stream, learner, metric, values, interval, printed, paper == stream, same_network)
+
+
+def _backbone(config: Config, stream: str, learner: str) -> str | None:
+    """The network that a method trains on a stream, where it is an AlexNet or a multilayer perceptron."""
+    if learner == "cat":
+        return "MLP"
+    if learner in ("gpm", "hat"):  # the methods with a choice; AlexNet is what they take without one
+        network = config.on_stream(stream).methods.get(learner, {}).get("network", "alexnet")
+        return "AlexNet" if network == "alexnet" else None
+    return None
 
 
 def headline(methods: Sequence[str], scores: Mapping[str, Scores]) -> dict[str, float]:

@@ -64,8 +64,12 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def save_png(image: Image.Image, path: Path) -> None:
-    """Write a picture of 256 colours: a third of the bytes, and no difference that the eye sees."""
-    small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    """Write a picture of 256 colours: a third of the bytes of all colours.
+
+    Maximum coverage keeps every colour within 6 of 255 on heat maps and 27 on photos; median cut, the default, spends
+    its colours on large areas and was off by 92 on the colour bar of an accuracy matrix.
+    """
+    small = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     write_atomically(path, lambda draft: small.save(draft, format="PNG"))
 
 

@@ -23,7 +23,7 @@ FORMULAS = (
     "±: sample standard deviation over seeds. Interval: 95% bootstrap of AP over the test images, its ends averaged "
     "over seeds.",
     "Verdict: reproduced if AP (or AF) is within max(1 point, 2 standard deviations over seeds) of the published "
-    "value; none where the images are not the paper's.",
+    "value; none where that belongs to other images or another network.",
 )
 FURTHER_FORMULAS = (  # of numbers that stand in results/*.json and in no table
     "bwt $= \\frac{1}{T-1} \\sum_{j<T} (r_{Tj} - r_{jj})$ (GEM, Mammoth); negative is forgetting.",
@@ -40,6 +40,8 @@ TABLE_METRICS = {  # the paper's tables and which metrics they have, ours in the
     "ablation": ("AP", "AF", "M", "hours"),
 }
 SUPPLEMENTARY_METRICS = ("AP", "AF", "M")
+TEX_LINES, TEX_COLUMNS = 40, 5  # a LaTeX table of more lines and at most so many columns is tall and narrow
+TEX_HEIGHT = 0.6  # of the page's text for a LaTeX table; the rest is for its caption and up to 20 lines of notes
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,15 @@ class Table:
         return body + "\n" + "".join(f"\n- {note}" for note in self.notes) + "\n" * bool(self.notes)
 
     def latex(self) -> str:
-        """The table as a LaTeX ``table*`` that needs the packages booktabs and graphicx, scaled down where too wide."""
+        """The table as a LaTeX ``table*`` that needs the packages booktabs and graphicx.
+
+        Where it would be tall and narrow, two lines of a cell stand side by side; where it is wider than the text or
+        leaves no room for the notes on the page, it is scaled down.
+        """
+        n_lines = sum(max(cell.count("\n") for cell in row) + 1 for row in self.rows)
+        rows = self.rows
+        if n_lines > TEX_LINES and len(self.columns) <= TEX_COLUMNS:
+            rows = [[_paired(cell) for cell in row] for row in rows]
         alignment = "l" * self.n_text_columns + "r" * (len(self.columns) - self.n_text_columns)
         lines = [r"% needs \usepackage{booktabs,graphicx}"]
         lines += [
@@ -72,12 +82,15 @@ class Table:
         ]
         title = re.sub(r"^Table (\d): (.*)", r"\2: the paper's table \1", self.title)  # LaTeX numbers its own
         lines += [rf"\caption{{{latex_text(title)}}}", rf"\label{{tab:{self.name}}}"]
-        lines += [r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"]
-        lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", *_latex_lines(self.columns), r"\midrule"]
-        gap = [r"\addlinespace"] if any("\n" in cell for row in self.rows for cell in row) else []
-        for position, row in enumerate(self.rows):
+        lines += [rf"\setbox0\hbox{{\begin{{tabular}}{{{alignment}}}", r"\toprule"]
+        lines += [*_latex_lines(self.columns), r"\midrule"]
+        gap = [r"\addlinespace"] if any("\n" in cell for row in rows for cell in row) else []
+        for position, row in enumerate(rows):
             lines += (gap if position else []) + _latex_lines(row)
-        lines += [r"\bottomrule", r"\end{tabular}}"]
+        lines += [r"\bottomrule", r"\end{tabular}}%"]
+        lines += [r"\ifdim\wd0>\linewidth \setbox0\hbox{\resizebox{\linewidth}{!}{\box0}}\fi"]
+        lines += [rf"\ifdim\dimexpr\ht0+\dp0\relax>{TEX_HEIGHT}\textheight"]
+        lines += [rf"  \setbox0\hbox{{\resizebox*{{!}}{{{TEX_HEIGHT}\textheight}}{{\box0}}}}\fi", r"\leavevmode\box0"]
         if self.notes:
             lines += ["", r"\smallskip", r"\begin{minipage}{\linewidth}\raggedright"]
             lines += [latex_text(note) + r"\par" for note in self.notes] + [r"\end{minipage}"]
@@ -131,7 +144,7 @@ def paper_scores(
 
     def find(stream: str, method: str, metric: str) -> Score:
         row = scores[stream].get(method)
-        return row[metric] if row else score(stream, method, metric, {}, published)
+        return row[metric] if row else score(config, stream, method, metric, {}, published)
 
     return {
         method: [find(stream, method, metric) for stream in streams for metric in metrics]
@@ -192,13 +205,13 @@ def ours_table(config: Config, scores: Mapping[str, Scores], published: Publishe
             row = of_stream[method]
             if row["AP"].values:
                 state = f" + {row['state_M'].text()} state" if row["state_M"].mean else ""
-                lines = [f"{row['AP'].text()} / {row['AF'].text()}", f"{row['M'].text()} M{state}"]
-                cells.append("\n".join([*lines, f"{row['hours'].text()} h"]))
+                lines = (row["AP"].text(), row["AF"].text(), f"{row['M'].text()} M{state}", f"{row['hours'].text()} h")
+                cells.append("\n".join(lines))
             else:
                 cells.append("not run")
         rows.append((method_name(method, published), *cells))
     columns = ("Method", *(stream_title(config, stream, published) for stream in scores))
-    notes = ("First line AP / AF, second line M and state (millions of numbers), third line hours.",)
+    notes = ("The lines of a cell: AP; AF; M and state (millions of numbers); hours.",)
     return Table("ours", "All methods on all streams", columns, tuple(rows), 1, notes)
 
 
@@ -367,6 +380,12 @@ def _printed(score: Score) -> str:
 
 def _letter(number: int) -> str:
     return "abcdefghijklmnopqrstuvwxyz"[number % 26] * (number // 26 + 1)
+
+
+def _paired(cell: str) -> str:
+    """A cell with every other line behind the one before it."""
+    lines = cell.split("\n")
+    return "\n".join(" ".join(lines[start : start + 2]) for start in range(0, len(lines), 2))
 
 
 def _latex_lines(cells: Iterable[str]) -> list[str]:

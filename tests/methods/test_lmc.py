@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -112,6 +113,24 @@ def test_one_module_that_knows_the_task_is_enough():
     method.tasks[1]["statistics"] = {str(layer): [0.0, 1e9] for layer in range(4)}  # everything is close to it
     method.learn(cases.task(2), cases.step(2))
     assert method.tasks[2]["fresh"] == []
+
+
+def test_a_task_smaller_than_a_batch_is_judged_as_the_batch_it_is():
+    method, found = trained(), []
+    method.grow(method.record(cases.task(1)) | {"fresh": []})
+    for batch_size in (24, 256):  # the task has 24 images
+        method._step = cases.step(1, replace(cases.QUICK, batch_size=batch_size))
+        found.append(method._deviations(cases.task(1), 0)[1])
+    assert found[0] == found[1]
+
+
+def test_a_task_that_decodes_far_better_is_foreign_too():
+    method = trained()
+    method.grow(method.record(cases.task(1)) | {"fresh": []})
+    method._step = cases.step(1)
+    for mean in (-1.0, 1.0):  # both far from any structural loss
+        method.tasks[0]["statistics"]["0"] = [mean, 0.01]
+        assert method._deviations(cases.task(1), 0)[1][0] > 100
 
 
 @pytest.mark.parametrize("choice", ["mean", "most_likely"])

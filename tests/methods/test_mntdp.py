@@ -72,6 +72,21 @@ def test_sizes_without_and_with_sharing():
     assert shared.n_params() == 607_050 + 650
 
 
+def test_a_candidate_that_diverges_is_left_out():
+    method = cases.learner("mntdp_d", learning_rates=[1e20, 0.05])
+    log = method.learn(cases.task(0), cases.step(0))
+    assert {row["learning_rate"] for row in log} <= {0.05, 0.025} and method.tasks[0]["path"] == [0] * 7
+    method = cases.learner("mntdp_d", learning_rates=[1e20])
+    with pytest.raises(trainer.DivergedError):
+        method.learn(cases.task(0), cases.step(0))
+    assert method.tasks == [] and not method.parts
+
+
+def test_paths_with_more_source_blocks_come_first():
+    found = paths("fw_bw", source_head=True)
+    assert [path.count(FRESH) for path in found] == sorted(path.count(FRESH) for path in found)
+
+
 def test_a_path_through_other_tasks_blocks_is_followed():
     records = [{"path": path} for path in ([0] * 7, [0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 2, 1])]
     method = cases.grown("mntdp_d", records)
