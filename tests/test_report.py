@@ -56,8 +56,12 @@ def test_a_changed_number_is_noticed(report, tmp_path):
         check_report(tmp_path)
 
 
-def test_kept_results_are_those_of_evaluate(report):
-    assert read_json(report / "results" / "demo_minus.json") == result("demo_minus")
+def test_kept_results_are_those_of_evaluate_without_single_steps(report):
+    expected = result("demo_minus")
+    for by_seed in expected["learners"].values():
+        for entry in by_seed.values():
+            del entry["steps"]
+    assert read_json(report / "results" / "demo_minus.json") == expected
 
 
 def test_of_long_streams_the_ends_of_the_matrices_are_kept(tmp_path):

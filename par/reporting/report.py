@@ -351,7 +351,9 @@ class _Report:
 
     def _stamp(self, streams: Sequence[str]) -> dict[str, str]:
         inputs = self.inputs
-        return stamp(self.config, streams, inputs.results, inputs.plans, inputs.digests, inputs.provenance)
+        return stamp(
+            self.config, streams, inputs.results, inputs.plans, inputs.cells, inputs.digests, inputs.provenance
+        )
 
     def _picture(self, figure: Figure, name: str, words: str) -> page.Picture:
         path = self.folder / "figures" / name
