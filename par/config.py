@@ -211,18 +211,18 @@ class Config:
     def recipe_for(self, stream: str, method: str) -> Recipe:
         """The recipe of ``method`` on ``stream``: ``recipe``, overridden by the stream's, then by the method's."""
         merged = override(self.recipe, self.recipes.get(stream) or {}, f"recipes.{stream}")
-        block = self.on_stream(stream).methods.get(method, {}).get("recipe") or {}
-        return override(merged, block, f"methods.{method}.recipe")
+        return override(merged, self.method_block(stream, method).get("recipe") or {}, f"methods.{method}.recipe")
+
+    def method_block(self, stream: str, method: str) -> dict[str, Any]:
+        """The block of ``method``, with what its ``streams`` say of ``stream`` merged into it."""
+        block = dict(self.methods.get(method) or {})
+        special = (block.pop("streams", None) or {}).get(stream) or {}
+        recipe = {**(block.get("recipe") or {}), **(special.get("recipe") or {})}
+        return {**block, **special, **({"recipe": recipe} if recipe else {})}
 
     def on_stream(self, stream: str) -> Config:
-        """This configuration, each method's block with what its ``streams`` say of ``stream`` merged into it."""
-        blocks = {}
-        for name, block in self.methods.items():
-            general = {key: value for key, value in (block or {}).items() if key != "streams"}
-            special = ((block or {}).get("streams") or {}).get(stream) or {}
-            recipe = {**(general.get("recipe") or {}), **(special.get("recipe") or {})}
-            blocks[name] = {**general, **special, **({"recipe": recipe} if recipe else {})}
-        return dataclasses.replace(self, methods=blocks)
+        """This configuration with the methods' blocks as they are on ``stream``."""
+        return dataclasses.replace(self, methods={name: self.method_block(stream, name) for name in self.methods})
 
     def methods_on(self, stream: str) -> tuple[str, ...]:
         """Names of the methods that run on ``stream``."""

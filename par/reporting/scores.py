@@ -150,7 +150,7 @@ def _backbone(config: Config, stream: str, learner: str) -> str | None:
     if learner == "cat":
         return "MLP"
     if learner in ("gpm", "hat"):  # the methods with a choice; AlexNet is what they take without one
-        network = config.on_stream(stream).methods.get(learner, {}).get("network", "alexnet")
+        network = config.method_block(stream, learner).get("network", "alexnet")
         return "AlexNet" if network == "alexnet" else None
     return None
 

@@ -51,19 +51,25 @@ def step(task_id: int, recipe: Recipe = RECIPE) -> Step:
     return Step(recipe, f"test/{task_id}")
 
 
+def through_a_file(value: Any) -> Any:
+    """``value`` as a file gives it back that is read with ``weights_only=True``."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 def straight_and_resumed(name: str, recipe: Recipe, **hyper: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a learner of two tasks saves, and what one saves that went through a file after the first of them.
 
-    The file is read with ``weights_only=True``, and the global generator stands elsewhere when the second goes on.
+    The global generator stands elsewhere when the second goes on.
     """
     straight = learner(name, **hyper)
     straight.learn(task(0), step(0, recipe))
-    file = io.BytesIO()
-    torch.save(straight.save(), file)
+    saved = through_a_file(straight.save())
     straight.learn(task(1), step(1, recipe))
-    file.seek(0)
     resumed = learner(name, **hyper)
-    resumed.restore(torch.load(file, weights_only=True))
+    resumed.restore(saved)
     torch.manual_seed(99)
     resumed.learn(task(1), step(1, recipe))
     return straight.save(), resumed.save()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,11 +10,12 @@ import torch
 
 from par.cells.genotype import DARTS_V1
 from par.config import Config, Expert, Network, Recipe
-from par.learning.chain import ChainJob, PlannedTask, assemble, plan_chains
+from par.learning.chain import ChainJob, PlannedTask, Run, assemble, plan_chains
 from par.learning.store import Store
 from par.methods import METHODS
 from par.reporting.metrics import accuracy_matrix, average_accuracy, average_forgetting
-from par.streams import build_stream, load_stream
+from par.streams import Task, build_stream, load_stream
+from tests.methods.tasks import through_a_file
 
 # Three relations in every run, the other three with `make test-exhaustive`: all take some seven minutes of two cores.
 STREAMS = ("demo_in", "demo_pl", "demo_split")
@@ -72,10 +73,16 @@ def jobs(method: str, stream: str, directory, length: int | None = None) -> list
     ]
 
 
-def run(chains: list[ChainJob], store: Store):
+def run(chains: list[ChainJob], store: Store) -> Run:
     for job in chains:
         job.run(store, lambda n_images: None)
     return assemble(chains, store)
+
+
+def accuracies(chains: list[ChainJob], found: Run, tasks: Sequence[Task]) -> np.ndarray:
+    """The accuracy matrix of what :func:`run` found on a stream's tasks."""
+    labels = [task.split("test").labels for task in tasks]
+    return accuracy_matrix(found.predictions, labels, [[planned.index for planned in job.chain] for job in chains])
 
 
 @pytest.mark.slow
@@ -88,8 +95,7 @@ def test_it_learns_forgets_as_expected_and_predicts_each_image_for_itself(method
     chains = jobs(method, stream, directory)
     found = run(chains, Store(tmp_path))
     tasks = load_stream(directory).tasks
-    labels = [task.split("test").labels for task in tasks]
-    matrix = accuracy_matrix(found.predictions, labels, [[planned.index for planned in job.chain] for job in chains])
+    matrix = accuracies(chains, found, tasks)
     chance = np.mean([1 / task.n_classes for task in tasks])
     assert average_accuracy(matrix) > chance + 0.03  # two standard deviations of the test images
     forgetting = average_forgetting(matrix)
@@ -124,11 +130,4 @@ def test_resumed_after_two_tasks_it_is_bit_identical(method, directories, tmp_pa
     for model, other in zip(expected.models, found.models, strict=True):
         one, two = model["state"]["tensors"], other["state"]["tensors"]
         assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-        torch.load(_saved(model), weights_only=True)
-
-
-def _saved(value) -> io.BytesIO:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    buffer.seek(0)
-    return buffer
+        through_a_file(model)

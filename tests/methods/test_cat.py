@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch
 from par.config import ConfigError
 from par.learning import trainer
 from par.methods.base import LearningTask, Step
-from tests.methods.tasks import RECIPE, images, learner, step, task
+from tests.methods.tasks import RECIPE, images, learner, step, task, through_a_file
 from tests.methods.test_hat import saturate, slow_factors, with_gradients
 
 SHORT = dataclasses.replace(RECIPE, epochs=2)
@@ -210,13 +209,11 @@ def test_answers_depend_on_the_image_alone(monkeypatch):
 def test_resuming_gives_the_same_bits(monkeypatch, path):
     model = choosing(monkeypatch, *{"mask": (0.9, 0.1), "attention": (0.1, 0.9)}[path])
     assert model.tasks[2]["path"] == path
-    file = io.BytesIO()
-    torch.save(model.save(), file)
+    saved = through_a_file(model.save())
     accuracies = {"reference": 0.5, "task_0": 0.6, "task_1": 0.1, "task_2": 0.9}
     model.learn(task(3), remembering(3, **accuracies))
-    file.seek(0)
     resumed = learner("cat", **SMALL)
-    resumed.restore(torch.load(file, weights_only=True))
+    resumed.restore(saved)
     torch.manual_seed(99)
     resumed.learn(task(3), remembering(3, **accuracies))
     one, two = model.save(), resumed.save()

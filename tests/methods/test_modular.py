@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from functools import cache
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from par.methods.base import Method
 from par.methods.modular import Candidate, Modular
 from tests.methods import modular_cases as cases
+from tests.methods.tasks import through_a_file
 
 METHODS = tuple(cases.HYPER)
 
@@ -56,11 +56,8 @@ def test_a_restored_learner_goes_on_bit_for_bit(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_the_saved_state_is_plain_and_complete(name):
     original, (_, after), _ = learned(name)
-    buffer = io.BytesIO()
-    torch.save(after, buffer)
-    buffer.seek(0)
     method = cases.learner(name)
-    method.restore(torch.load(buffer, weights_only=True))
+    method.restore(through_a_file(after))
     for task_id in range(2):
         assert torch.equal(cases.logits(method, task_id), cases.logits(original, task_id))
     assert method.n_params() == original.n_params() and method.n_state() == original.n_state()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import pytest
@@ -26,13 +25,11 @@ LEARNERS = (
 def test_two_tasks_straight_equal_one_saved_restored_and_the_second(name, hyper):
     straight = tasks.learner(name, **hyper)
     straight.learn(tasks.task(0), tasks.step(0, SHORT))
-    buffer = io.BytesIO()
-    torch.save(straight.save(), buffer)
+    saved = tasks.through_a_file(straight.save())
     straight.learn(tasks.task(1), tasks.step(1, SHORT))
 
-    buffer.seek(0)
     resumed = tasks.learner(name, **hyper)
-    resumed.restore(torch.load(buffer, weights_only=True))
+    resumed.restore(saved)
     log = resumed.learn(tasks.task(1), tasks.step(1, SHORT))
     ours, theirs = resumed.save(), straight.save()
     assert ours["tasks"] == theirs["tasks"] and ours["tensors"].keys() == theirs["tensors"].keys()
