@@ -5,6 +5,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := $(CURDIR)/.venv
 STAMP := $(VENV)/.installed
 P := demo
+# oneDNN and torch then take the kernels of older CPUs
+WITHOUT_AVX512 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
 
 # dvc.yaml and the tests say `python`, which must be the environment's
 export PATH := $(VENV)/bin:$(PATH)
@@ -12,10 +14,10 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro preset test test-fast test-exhaustive ui
+.PHONY: help install repro preset test test-fast test-avx2 test-exhaustive ui
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create the environment in .venv from requirements.lock
 
@@ -32,8 +34,12 @@ test: $(STAMP) ## run all tests
 test-fast: $(STAMP) ## run the tests that take no more than a few seconds each
 	python -m pytest -m "not slow"
 
-test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream
+test-avx2: $(STAMP) ## run the tests of test-fast as on a CPU without AVX-512
+	$(WITHOUT_AVX512) python -m pytest -m "not slow"
+
+test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream, then as on a CPU without AVX-512
 	python -m pytest -m ""
+	$(WITHOUT_AVX512) python -m pytest -m ""
 
 ui: $(STAMP) ## start the MLflow UI on http://127.0.0.1:5000
 	@echo "Open http://127.0.0.1:5000/#/experiments/1/runs?workflowType=machine_learning"

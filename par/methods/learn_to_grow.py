@@ -20,6 +20,7 @@ from par.learning.losses import cross_entropy
 from par.methods.base import LearningTask, Step
 from par.methods.modular import Modular
 from par.networks import build_network
+from par.networks.convolution import convolve
 
 REUSE, ADAPT, NEW = "reuse", "adapt", "new"
 
@@ -66,7 +67,7 @@ class SharedConv(nn.Module):
         (kernel,) = self._kernel
         if self.correction is not None:
             kernel = kernel + widened(self.correction, kernel)
-        return functional.conv2d(inputs, kernel, stride=self.stride, padding=self.padding)
+        return convolve(inputs, kernel, self.stride, self.padding)
 
 
 class MixedConv(nn.Module):
@@ -93,7 +94,7 @@ class MixedConv(nn.Module):
         kernel, count = new * self.conv.weight, len(self._kernels)
         for stored, correction, reuse, adapt in zip(self._kernels, self.corrections, shared[:count], shared[count:]):
             kernel = kernel + (reuse + adapt) * stored + adapt * widened(correction, stored)
-        return functional.conv2d(inputs, kernel, stride=self.conv.stride, padding=self.conv.padding)
+        return convolve(inputs, kernel, self.conv.stride, self.conv.padding)
 
     def size(self) -> Tensor:
         """Expected log10(1 + added parameters) of the layer."""
