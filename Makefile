@@ -14,7 +14,7 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro preset test test-fast test-avx2 test-exhaustive ui
+.PHONY: help install repro status preset test test-fast test-avx2 test-exhaustive ui
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,10 @@ install: $(STAMP) ## create the environment in .venv from requirements.lock
 
 repro: $(STAMP) ## run the pipeline on params.yaml: all tables and figures (dvc repro)
 	dvc repro
+
+status: $(STAMP) ## say what `dvc repro` would run, data sets that changed or are missing included
+	python -m pipeline.fingerprints
+	dvc status
 
 preset: $(STAMP) ## copy presets/$(P).yaml to params.yaml, then run: make preset P=paper
 	cp presets/$(P).yaml params.yaml

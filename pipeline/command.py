@@ -14,6 +14,7 @@ from par.streams import SourceError
 from pipeline import tracking
 
 # Where the stages' files lie, relative to the checkout (or to the temporary one of ``dvc exp run --temp``).
+FINGERPRINTS = Path("data/fingerprints")
 STREAMS = Path("data/streams")
 FEATURES = Path("data/features")
 PROTOTYPES = Path("data/prototypes")
@@ -34,7 +35,7 @@ def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> N
     parser = argparse.ArgumentParser(prog=f"python -m pipeline.{name}")
     parser.add_argument("--stream", required=True, help="name of a stream in params.yaml")
     stream = parser.parse_args().stream
-    with _mistakes_in_one_sentence(f"{name} {stream}"):
+    with mistakes_in_one_sentence(f"{name} {stream}"):
         config = configuration.load()
         if stream not in config.streams:
             raise ConfigError(
@@ -47,14 +48,14 @@ def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> N
 def run_tables(body: Callable[[Config, tracking.Run], None]) -> None:
     """Run the last stage, ``python -m pipeline.tables``, which has no stream and publishes all journals."""
     argparse.ArgumentParser(prog="python -m pipeline.tables").parse_args()
-    with _mistakes_in_one_sentence("tables"):
+    with mistakes_in_one_sentence("tables"):
         config = configuration.load()
         with tracking.stage(config, "tables", publish=True) as run:
             body(config, run)
 
 
 @contextmanager
-def _mistakes_in_one_sentence(place: str) -> Iterator[None]:
+def mistakes_in_one_sentence(place: str) -> Iterator[None]:
     """Turn the exceptions that a user can cause into one line and exit code 1; a bug keeps its traceback."""
     try:
         yield

@@ -302,10 +302,10 @@ def _identity(config: Config, stage_name: str) -> dict[str, Any]:
 def git_state() -> tuple[str, bool]:
     """The commit (empty where there is none) and whether the files it tracks differ from it.
 
-    dvc.lock and the reports change while the pipeline runs, and params.yaml by copying a preset over it; they do not
-    make its code or parameters different.
+    The lock files and the reports change while the pipeline runs, and params.yaml by copying a preset over it; they do
+    not make its code or parameters different.
     """
-    unlike = [":(top,exclude)dvc.lock", ":(top,exclude)reports"]
+    unlike = [":(top,exclude)dvc.lock", ":(top,exclude)pipeline/dvc.lock", ":(top,exclude)reports"]
     params, presets = Path("params.yaml"), Path("presets").glob("*.yaml")
     if params.is_file() and any(preset.read_bytes() == params.read_bytes() for preset in presets):
         unlike.append(":(top,exclude)params.yaml")

@@ -40,10 +40,9 @@ def _embedded(dataset: str) -> Source:
 
 @functools.lru_cache(maxsize=8)  # the largest stream, S_long, draws from five
 def _from_disk(request: Request) -> Source:
-    for place in (request.data_dir / request.file, request.data_dir / f"{request.file}.zip"):
-        if place.suffix == ".zip" or holds_splits(place):
-            if place.exists():
-                return image_folder(request, place)
+    place = own_place(request.file, request.data_dir)
+    if place is not None:
+        return image_folder(request, place)
     official = OFFICIAL.get(request.dataset)
     if official is None:
         raise _not_found(request, None, "it has no official archive that this program knows")
@@ -52,6 +51,15 @@ def _from_disk(request: Request) -> Source:
             raise _not_found(request, official, "it has no download")
         _download(request, official)
     return official.read(request)
+
+
+def own_place(file: str, data_dir: Path) -> Path | None:
+    """The image folder or zip of that name, which is read rather than official files; None where there is neither."""
+    for place in (data_dir / file, data_dir / f"{file}.zip"):
+        if place.suffix == ".zip" or holds_splits(place):
+            if place.exists():
+                return place
+    return None
 
 
 def _not_found(request: Request, official: Official | None, why: str) -> SourceError:
