@@ -5,7 +5,7 @@ other load on the machine moves all methods alike. A step is what lies between t
 drawing, augmenting, loss, gradients, update; of a method that fits several candidates, any of their steps. Its seconds
 are the median over all rounds, of processor time: run it with OMP_NUM_THREADS=1, because threads that wait for each
 other count too. For EWC and MAS the importance pass over a task of CIFAR100-10's size is compared with an epoch of
-Finetune. As in the stages, glibc keeps large blocks (:func:`par.process.keep_large_blocks`).
+Finetune. As in the stages, glibc keeps large blocks (:func:`par.operating_system.keep_large_blocks`).
 
 Where `avalanche` can be imported (`pip install avalanche-lib==0.6.0` in an environment of its own, beside this
 project), our methods and its strategies also train its slim ResNet18 on the same images, one epoch a task.
@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from par.config import Config, Network, Recipe, parse
-from par.learning.augment import Images
 from par.methods import METHODS, load_method
-from par.methods.base import LearningTask, Method, Step
-from par.methods.penalty import QuadraticPenalty
-from par.process import keep_large_blocks
+from par.methods.bases.method import LearningTask, Method, Step
+from par.methods.bases.penalty import QuadraticPenalty
+from par.operating_system import keep_large_blocks
+from par.training.images import Images
 
 GOALS = {"ewc": 1.05, "mas": 1.05, "lwf": 1.4, "er": 2.05, "agem": 2.2}  # of Finetune's time a step (issue 4)
 AVALANCHE_GOALS = {"finetune": 1.2, "ewc": 1.35, "lwf": 2.2, "er": 1.4}  # times as fast as Avalanche (issue 4)

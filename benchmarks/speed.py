@@ -25,14 +25,14 @@ import torch
 from torch import nn
 
 from par.config import Config, Network, Recipe
-from par.learning import trainer
-from par.learning.augment import Images
-from par.learning.chain import ChainJob, PlannedTask
-from par.learning.losses import cross_entropy
-from par.learning.store import Store
 from par.networks.resnet import LightResNet18
-from par.process import keep_large_blocks
+from par.operating_system import keep_large_blocks
+from par.steps.chain_job import ChainJob, PlannedTask
+from par.steps.store import Store
 from par.streams import build_stream
+from par.training import trainer
+from par.training.images import Images
+from par.training.losses import cross_entropy
 
 RECIPE = Recipe(epochs=1, batch_size=64, clip_norm=None)
 CLASSES = 10

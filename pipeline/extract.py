@@ -13,7 +13,7 @@ from par.device import resolve_device
 from par.files import canonical_json, write_npz
 from par.relatedness.extractor import extract_stream, load_extractor
 from par.streams import load_stream
-from pipeline.command import FEATURES, STREAMS, run_stage
+from pipeline.stage import FEATURES, STREAMS, run_stage
 from pipeline.tracking import Run
 
 

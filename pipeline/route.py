@@ -18,7 +18,7 @@ from par.relatedness.plan import plan_to_json
 from par.relatedness.prototypes import Prototypes
 from par.relatedness.routing import route
 from par.streams import Stream, load_stream
-from pipeline.command import DISTANCES, FEATURES, PLANS, PROTOTYPES, STREAMS, run_stage
+from pipeline.stage import DISTANCES, FEATURES, PLANS, PROTOTYPES, STREAMS, run_stage
 from pipeline.tracking import Run
 
 COLUMNS = ("seed", "estimator", "split", "task", "other", "distance", "score")

@@ -7,13 +7,12 @@ from pathlib import Path
 from par.config import Config, resolve_path
 from par.device import resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json
-from par.learning.search_job import SearchJob
-from par.learning.store import DEFAULT_FOLDER, Store
-from par.learning.workers import run_jobs
 from par.relatedness.plan import plan_from_json
+from par.steps.search_job import SearchJob
+from par.steps.store import DEFAULT_FOLDER, Store
+from par.steps.workers import run_jobs
 from par.streams import load_stream
-from pipeline.command import CELLS, PLANS, STREAMS, run_stage
-from pipeline.jobs import check_outcome
+from pipeline.stage import CELLS, PLANS, STREAMS, check_outcome, run_stage
 from pipeline.tracking import Run
 
 

@@ -40,7 +40,7 @@ from ruamel.yaml import YAML, YAMLError
 
 from par.config import Config, resolve_path, to_plain
 from par.files import sha256_bytes, sha256_file, write_atomically
-from par.process import die_with_parent
+from par.operating_system import die_with_parent
 
 PUBLISH_AFTER = 60.0  # seconds; publishing costs 2.3 s, so at most 4% of the time goes into it
 PARENT = "parent"  # the run id that stands for the pipeline's run in a journal

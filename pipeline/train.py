@@ -9,13 +9,12 @@ import torch
 from par.config import PAR, Config, resolve_path
 from par.device import hardware, resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
-from par.learning.chain import ChainJob, PlannedTask, assemble, method_hyper, plan_chains
-from par.learning.store import DEFAULT_FOLDER, Store
-from par.learning.workers import run_jobs
 from par.relatedness.plan import chains, plan_from_json
+from par.steps.chain_job import ChainJob, PlannedTask, assemble, method_hyper, plan_chains
+from par.steps.store import DEFAULT_FOLDER, Store
+from par.steps.workers import run_jobs
 from par.streams import load_stream
-from pipeline.command import CELLS, PLANS, RUNS, STREAMS, run_stage
-from pipeline.jobs import check_outcome
+from pipeline.stage import CELLS, PLANS, RUNS, STREAMS, check_outcome, run_stage
 from pipeline.tracking import Run
 
 

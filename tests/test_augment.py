@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from par.learning.augment import BRIGHTNESS, Images
+from par.training.images import BRIGHTNESS, Images
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 

@@ -10,12 +10,12 @@ import torch
 
 from par.cells.genotype import DARTS_V1
 from par.config import Config, Expert, Network, Recipe
-from par.learning import trainer
-from par.learning.augment import Images
-from par.learning.chain import ChainJob, PlannedTask, assemble, plan_chains
-from par.learning.store import Store
-from par.learning.workers import run_jobs
+from par.steps.chain_job import ChainJob, PlannedTask, assemble, plan_chains
+from par.steps.store import Store
+from par.steps.workers import run_jobs
 from par.streams import build_stream, definition, load_stream
+from par.training import trainer
+from par.training.images import Images
 
 DEFINITION = """
 image_size: 8

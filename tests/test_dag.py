@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from dvc.repo import Repo
 
-from par import code, config
+from par import config
 from par.config import NAME_PATTERN, PAR, read_yaml
-from par.learning.chain import method_hyper
 from par.reporting.published import load_published
+from par.steps import code_digest
+from par.steps.chain_job import method_hyper
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DAG = read_yaml(REPOSITORY / "dvc.yaml")["stages"]
@@ -25,9 +26,9 @@ def code_deps(stage: str) -> list[str]:
 
 def imported_files(stage: str) -> set[str]:
     """Files of this project that decide what the stage computes."""
-    stop = set(code.PLUMBING) - ({"par.streams"} if stage == "stream" else set())
-    modules = code.import_closure([f"pipeline.{stage}"], stop)
-    files = {str(code.module_file(module).relative_to(REPOSITORY)) for module in modules}
+    stop = set(code_digest.PLUMBING) - ({"par.streams"} if stage == "stream" else set())
+    modules = code_digest.import_closure([f"pipeline.{stage}"], stop)
+    files = {str(code_digest.module_file(module).relative_to(REPOSITORY)) for module in modules}
     return {file for file in files if not file.endswith("__init__.py")}
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from par.networks.heads import Heads
-from par.networks.joint import joint_logits
+from par.networks.heads import Heads, joint_logits
 
 
 def test_every_head_keeps_its_logits_and_absent_classes_get_no_probability():

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from par.learning.losses import distillation
+from par.training.losses import distillation
 
 
 def test_distillation_on_hand_numbers():

@@ -10,8 +10,8 @@ from par.cells import search
 from par.cells.genotype import DARTS_V1, EDGES, KINDS, OPERATIONS, from_json
 from par.cells.search import Advantage, Mdl, best_genotype, sample, search_cell
 from par.config import Expert, Recipe, Search
-from par.learning import trainer
-from par.learning.augment import Images
+from par.training import trainer
+from par.training.images import Images
 
 RUNS = 60  # of the simulation
 

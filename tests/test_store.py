@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from par.learning.store import Store, entry_key, main
+from par.steps.store import Store, entry_key, main
 
 KEY = entry_key({"method": "finetune", "seed": 0})
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from par.config import Recipe
-from par.learning import trainer
-from par.learning.augment import Images
-from par.learning.losses import cross_entropy
+from par.training import trainer
+from par.training.images import Images
+from par.training.losses import cross_entropy
 
 RECIPE = Recipe(epochs=4, batch_size=8, learning_rate=0.1)
 

@@ -22,9 +22,9 @@ from par import seeding
 from par.cells.genotype import DARTS_V1, EDGES, KINDS, N_NODES, OPERATIONS, Genotype, random_genotype
 from par.cells.supernet import Supernet
 from par.config import Expert, Recipe, Search
-from par.learning import trainer
-from par.learning.augment import Images
-from par.learning.losses import cross_entropy
+from par.training import trainer
+from par.training.images import Images
+from par.training.losses import cross_entropy
 
 SHAPE = (len(KINDS), len(EDGES), len(OPERATIONS))
 
@@ -160,7 +160,7 @@ def best_genotype(values: np.ndarray) -> Genotype:
 
 
 class CellSearch(nn.Module):
-    """The search as a :class:`par.learning.trainer.Trainable`: an epoch starts with a draw and ends with an update."""
+    """The search as a :class:`par.training.trainer.Trainable`: an epoch starts with a draw and ends with an update."""
 
     def __init__(self, supernet: Supernet, n_classes: int, updates: Update, generator: np.random.Generator):
         super().__init__()

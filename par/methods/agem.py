@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from par.config import Count
-from par.learning import trainer
-from par.learning.losses import cross_entropy
-from par.methods.base import LearningTask, Step
-from par.methods.memory import Rehearsal
-from par.networks.joint import joint_logits
+from par.methods.bases.memory import Rehearsal
+from par.methods.bases.method import LearningTask, Step
+from par.networks.heads import joint_logits
+from par.training import trainer
+from par.training.losses import cross_entropy
 
 
 class AGem(Rehearsal):

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from par import seeding
 from par.config import ConfigError, Count, NonNegative, Positive
-from par.learning import trainer
-from par.learning.losses import cross_entropy
-from par.methods.base import LearningTask, Step
+from par.methods.bases.method import LearningTask, Step
 from par.methods.hat import Hat
 from par.networks.attention import TransferAttention
 from par.networks.gates import Connection, gates_of
 from par.networks.heads import Heads
 from par.networks.mlp import Mlp
+from par.training import trainer
+from par.training.losses import cross_entropy
 
 MIN_TOKENS = 2  # similar tasks without which there is no attention path (facts 4.10.3)
 

@@ -8,9 +8,9 @@ from typing import Literal
 from torch import Tensor
 
 from par.config import NonNegative
-from par.learning.losses import cross_entropy
-from par.methods.base import LearningTask, Step
-from par.methods.penalty import PenaltyHyper, QuadraticPenalty
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.penalty import PenaltyHyper, QuadraticPenalty
+from par.training.losses import cross_entropy
 
 
 class Ewc(QuadraticPenalty):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from par.methods.base import SharedTrunk
+from par.methods.bases.method import SharedTrunk
 
 
 class Finetune(SharedTrunk):

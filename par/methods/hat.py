@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from par.config import NonNegative, Positive, Recipe
-from par.learning import trainer
-from par.learning.losses import cross_entropy
-from par.methods.base import LearningTask, Step
-from par.methods.protected import ProtectedTrunk
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.protected import ProtectedTrunk
 from par.networks.gates import Connection, Gates, gates_of
+from par.training import trainer
+from par.training.losses import cross_entropy
 
 MAX_EMBEDDING = 6.0  # embeddings are clamped to it after every step
 MAX_EXPONENT = 50.0  # in the compensation: cosh overflows float32 at 89

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from par import seeding
 from par.config import Count, NonNegative, Positive
-from par.learning import trainer
-from par.learning.augment import Images
-from par.learning.losses import cross_entropy
-from par.methods.base import LearningTask, Step
-from par.methods.modular import Modular
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.modular import Modular
 from par.networks import build_network
+from par.training import trainer
+from par.training.images import Images
+from par.training.losses import cross_entropy
 
 REUSE, ADAPT, NEW = "reuse", "adapt", "new"
 

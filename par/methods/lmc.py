@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from par import seeding
 from par.config import Count, Index, NonNegative, Positive
-from par.learning import trainer
-from par.learning.losses import cross_entropy
-from par.methods.base import LearningTask, Step
-from par.methods.modular import Modular
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.modular import Modular
 from par.networks.modules import DEPTH, ConvModule, flatten, n_features
+from par.training import trainer
+from par.training.losses import cross_entropy
 
 MOMENTUM = 0.1  # of the running structural losses, as of BatchNorm's statistics (facts 4.16)
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from par.config import NonNegative, Positive
-from par.learning import trainer
-from par.learning.losses import cross_entropy, distillation
-from par.methods.base import LearningTask, SharedTrunk, Step
-from par.networks.heads import Heads
-from par.networks.joint import joint_logits
+from par.methods.bases.method import LearningTask, SharedTrunk, Step
+from par.networks.heads import Heads, joint_logits
+from par.training import trainer
+from par.training.losses import cross_entropy, distillation
 
 
 class LwF(SharedTrunk):

@@ -8,8 +8,8 @@ from typing import Literal
 from torch import Tensor
 
 from par.config import NonNegative
-from par.methods.base import LearningTask, Step
-from par.methods.penalty import PenaltyHyper, QuadraticPenalty
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.penalty import PenaltyHyper, QuadraticPenalty
 
 
 class Mas(QuadraticPenalty):

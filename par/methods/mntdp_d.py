@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from par.config import Count, NonNegative, Positive, Recipe
-from par.methods.base import LearningTask, Step
-from par.methods.mntdp import FRESH, N_BLOCKS, Connections, Mntdp, owners, paths, source_head_fits
-from par.methods.modular import Candidate
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.mntdp import FRESH, N_BLOCKS, Connections, Mntdp, owners, paths, source_head_fits
+from par.methods.bases.modular import Candidate
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from par import seeding
 from par.config import Config, Count, Fraction, NonNegative, Positive
-from par.learning import trainer
-from par.methods.base import LearningTask, Step
-from par.methods.mntdp import FRESH, N_BLOCKS, SOURCE, Connections, Mntdp, owners, paths, source_head_fits
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.mntdp import FRESH, N_BLOCKS, SOURCE, Connections, Mntdp, owners, paths, source_head_fits
+from par.training import trainer
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from par.cells.expert import Expert
 from par.cells.genotype import from_json
-from par.learning import trainer
-from par.learning.losses import cross_entropy, distillation
-from par.methods.base import LearningTask, SharedTrunk, Step
+from par.methods.bases.method import LearningTask, SharedTrunk, Step
 from par.networks.heads import Heads
+from par.training import trainer
+from par.training.losses import cross_entropy, distillation
 
 
 class Par(SharedTrunk):

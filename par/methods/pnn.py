@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from par.methods.modular import Modular
+from par.methods.bases.modular import Modular
 from par.networks import build_network
 
 

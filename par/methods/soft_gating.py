@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from par.config import Range
-from par.methods.base import LearningTask, Step
-from par.methods.modular import Candidate, Modular
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.modular import Candidate, Modular
 from par.networks.modules import DEPTH, ConvModule, flatten, n_features
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from par.config import Config, Network, Recipe
-from par.methods.base import LearningTask, Method, Step
+from par.methods.bases.method import LearningTask, Method, Step
 from tests.methods import tasks
 
 CONFIG = Config(preset="test", streams=(), seeds=(0,), methods={}, network=Network(width=6))

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from par.config import Config, Expert, Network, Recipe, parse
-from par.learning.augment import Images
 from par.methods import load_method
-from par.methods.base import LearningTask, Method, Step
+from par.methods.bases.method import LearningTask, Method, Step
+from par.training.images import Images
 
 RECIPE = Recipe(epochs=8, batch_size=8, learning_rate=0.05, weight_decay=0.001)
 CONFIG = Config(

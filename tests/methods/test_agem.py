@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from par.learning.trainer import Batch
 from par.methods.agem import project
+from par.training.trainer import Batch
 from tests.methods import tasks
 
 

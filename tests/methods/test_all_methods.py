@@ -10,10 +10,10 @@ import torch
 
 from par.cells.genotype import DARTS_V1
 from par.config import Config, Expert, Network, Recipe
-from par.learning.chain import ChainJob, PlannedTask, Run, assemble, plan_chains
-from par.learning.store import Store
 from par.methods import METHODS
-from par.reporting.metrics import accuracy_matrix, average_accuracy, average_forgetting
+from par.metrics import accuracy_matrix, average_accuracy, average_forgetting
+from par.steps.chain_job import ChainJob, PlannedTask, Run, assemble, plan_chains
+from par.steps.store import Store
 from par.streams import Task, build_stream, load_stream
 from tests.methods.tasks import through_a_file
 

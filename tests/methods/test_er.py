@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from par.learning.trainer import Batch
-from par.methods.memory import Recall
+from par.methods.bases.memory import Recall
+from par.training.trainer import Batch
 from tests.methods import tasks
 
 SHORT = replace(tasks.RECIPE, epochs=1)

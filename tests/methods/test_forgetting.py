@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from par.config import Network
-from par.learning.store import Store
-from par.reporting.metrics import average_forgetting
+from par.metrics import average_forgetting
+from par.steps.store import Store
 from par.streams import build_stream, load_stream
 from tests.methods.test_all_methods import accuracies, jobs, run
 

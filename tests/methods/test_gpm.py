@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from par.config import ConfigError, Recipe
-from par.learning import trainer
 from par.methods import gpm
 from par.networks.task_norm import task_norms
+from par.training import trainer
 from tests.methods.tasks import RECIPE, learner, step, straight_and_resumed, task
 
 NETWORKS = {"alexnet": {"width": 0.06}, "resnet18_light": {"network": "resnet18_light"}}

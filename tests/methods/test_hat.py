@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from par.config import ConfigError, Network, Recipe
-from par.learning import trainer
 from par.methods import hat
-from par.methods.base import Step
+from par.methods.bases.method import Step
+from par.training import trainer
 from tests.methods.tasks import CONFIG, RECIPE, learner, step, straight_and_resumed, task
 
 NETWORKS = {"alexnet": {"width": 0.06}, "resnet18_light": {"network": "resnet18_light"}}

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from par.learning.losses import distillation
-from par.learning.trainer import Batch
+from par.training.losses import distillation
+from par.training.trainer import Batch
 from tests.methods import tasks
 
 SHORT = replace(tasks.RECIPE, epochs=1)

@@ -11,9 +11,9 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from par import seeding
 from par.config import Config
-from par.learning import trainer
-from par.methods.mntdp import FRESH, SOURCE, knn_accuracy, paths
+from par.methods.bases.mntdp import FRESH, SOURCE, knn_accuracy, paths
 from par.methods.mntdp_s import PathSampler
+from par.training import trainer
 from tests.methods import modular_cases as cases
 
 PAPER = Config(preset="test", streams=(), seeds=(0,), methods={})

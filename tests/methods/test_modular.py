@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from par.methods.base import Method
-from par.methods.modular import Candidate, Modular
+from par.methods.bases.method import Method
+from par.methods.bases.modular import Candidate, Modular
 from tests.methods import modular_cases as cases
 from tests.methods.tasks import through_a_file
 

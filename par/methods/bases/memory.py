@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from par import seeding
-from par.learning.augment import Images
-from par.methods.base import LearningTask, SharedTrunk, Step
+from par.methods.bases.method import LearningTask, SharedTrunk, Step
+from par.training.images import Images
 
 
 class Memory(nn.Module):

@@ -11,9 +11,9 @@ from torch import nn
 
 from par import seeding
 from par.config import Config, Recipe
-from par.learning import trainer
-from par.methods.base import LearningTask, Method, Step
+from par.methods.bases.method import LearningTask, Method, Step
 from par.networks.heads import Heads
+from par.training import trainer
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ An entry is named by the hash of everything that decides its content, so asking 
 after a crash, cheap sweeps and cheap extra seeds. Entries are plain data and tensors, written to a temporary name and
 renamed, and carry a digest: a damaged one is reported and computed again.
 
-    python -m par.learning.store list | verify | prune --older-than-days 30
+    python -m par.steps.store list | verify | prune --older-than-days 30
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _read(path: Path) -> Any:
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the store; exits with 1 where ``verify`` finds damage."""
-    parser = argparse.ArgumentParser(prog="python -m par.learning.store", description="The store of finished steps.")
+    parser = argparse.ArgumentParser(prog="python -m par.steps.store", description="The store of finished steps.")
     parser.add_argument("action", choices=("list", "verify", "prune"))
     parser.add_argument("--folder", type=Path, default=resolve_path(DEFAULT_FOLDER))
     parser.add_argument("--older-than-days", type=float, default=30.0, help="prune: age of the entries to delete")

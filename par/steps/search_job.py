@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from par.cells.search import search_cell
-from par.code import PLUMBING, code_digest
 from par.config import Config, to_plain
-from par.learning.augment import Images
-from par.learning.store import Store, entry_key
+from par.steps.code_digest import PLUMBING, code_digest
+from par.steps.store import Store, entry_key
 from par.streams import load_stream
+from par.training.images import Images
 
 
 @dataclass(frozen=True)
 class SearchJob:
-    """Search a cell for one task (a :class:`par.learning.workers.Job`); ``directory`` is the built stream of ``seed``.
+    """Search a cell for one task (a :class:`par.steps.workers.Job`); ``directory`` is the built stream of ``seed``.
 
     The store's entry holds ``genotype`` (JSON of :mod:`par.cells.genotype`), ``history`` (rows) and ``seconds``.
     """
@@ -39,7 +39,7 @@ class SearchJob:
         return f"{self.config.search.update} search seed {self.seed} task {self.task}"
 
     def cost(self) -> int:
-        """See :class:`par.learning.workers.Job`; half of the images train, the other half only predict."""
+        """See :class:`par.steps.workers.Job`; half of the images train, the other half only predict."""
         trains = self.config.search.update in ("mdl", "advantage")
         return self.config.search.epochs * (self.n_train // 2) if trains else 0
 
@@ -60,7 +60,7 @@ class SearchJob:
         return entry_key(content)
 
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
-        """See :class:`par.learning.workers.Job`."""
+        """See :class:`par.steps.workers.Job`."""
         _, is_new = store.get_or_compute(self.key, lambda: self._search(progress))
         if not is_new:
             progress(self.cost())

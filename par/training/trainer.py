@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from par import seeding
 from par.config import Recipe
-from par.learning.augment import Images
+from par.training.images import Images
 
 # Images predicted at once. On a CPU small batches stay in the cache: an expert of 64 channels does 115 images a CPU
 # second in batches of 64 with 1.0 GB resident, 73 in batches of 1024 with 5.9 GB.

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from par.code import PLUMBING, code_digest
 from par.config import Config, Recipe, parse, to_plain
-from par.learning import trainer
-from par.learning.augment import Images
-from par.learning.store import Store, entry_key
 from par.methods import load_method
-from par.methods.base import LearningTask, Method, Step
+from par.methods.bases.method import LearningTask, Method, Step
+from par.steps.code_digest import PLUMBING, code_digest
+from par.steps.store import Store, entry_key
 from par.streams import Task, load_stream
+from par.training import trainer
+from par.training.images import Images
 
 LONG_CHAIN = 20  # tasks; the predictions of all steps grow with the square of a chain's length
 
@@ -50,7 +50,7 @@ def plan_chains(method: str, n_tasks: int, routed: Sequence[Sequence[PlannedTask
 
 @dataclass(frozen=True)
 class ChainJob:
-    """One chain of one learner and seed (a :class:`par.learning.workers.Job`).
+    """One chain of one learner and seed (a :class:`par.steps.workers.Job`).
 
     Args:
         learner: name in the report: the method's, or that of a variant of PAR.
@@ -85,11 +85,11 @@ class ChainJob:
         return method_hyper(self.config, self.method)
 
     def cost(self) -> int:
-        """See :class:`par.learning.workers.Job`; candidates that a method trains on the way are not counted."""
+        """See :class:`par.steps.workers.Job`; candidates that a method trains on the way are not counted."""
         return self.recipe.epochs * sum(self.sizes)
 
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
-        """See :class:`par.learning.workers.Job`."""
+        """See :class:`par.steps.workers.Job`."""
         stream = load_stream(self.directory)
         learner: Method | None = None  # kept alive while its state is that of the last finished step
         entry, computed = None, 0

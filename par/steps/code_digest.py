@@ -10,24 +10,27 @@ from pathlib import Path
 
 from par import files
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("par", "pipeline")
 
 # Modules whose code does not decide what is learned: settings, tasks and files enter a step's key by their content.
 PLUMBING = (
     "par",
-    "par.code",
     "par.config",
     "par.device",
     "par.files",
-    "par.learning.store",
-    "par.learning.workers",
     "par.methods",  # the registry alone; a method's own module counts
-    "par.process",
+    "par.operating_system",
+    "par.schema",
+    "par.settings",
+    "par.steps",
+    "par.steps.code_digest",
+    "par.steps.store",
+    "par.steps.workers",
     "par.streams",
     "pipeline",
-    "pipeline.command",
-    "pipeline.jobs",
+    "pipeline.journal",
+    "pipeline.stage",
     "pipeline.sync",
     "pipeline.tracking",
 )

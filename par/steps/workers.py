@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from tqdm import tqdm
 
-from par.learning.store import Store
-from par.process import die_with_parent, keep_large_blocks
+from par.operating_system import die_with_parent, keep_large_blocks
+from par.steps.store import Store
 
 REFRESH_SECONDS = 0.5
 

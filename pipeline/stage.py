@@ -7,11 +7,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from par import config as configuration
 from par.config import Config, ConfigError
 from par.streams import SourceError
 from pipeline import tracking
+
+if TYPE_CHECKING:  # a stage that trains nothing need not import torch
+    from par.steps.workers import Outcome
 
 # Where the stages' files lie, relative to the checkout (or to the temporary one of ``dvc exp run --temp``).
 STREAMS = Path("data/streams")
@@ -61,3 +65,20 @@ def _mistakes_in_one_sentence(place: str) -> Iterator[None]:
     except (ConfigError, SourceError, StageError) as error:
         print(f"{place}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def check_outcome(outcome: Outcome, run: tracking.Run) -> None:
+    """Print and record what was computed and what came from the store.
+
+    Raises:
+        StageError: a job failed; what the others computed is in the store.
+    """
+    print(f"steps computed: {outcome.steps_computed}, from the store: {outcome.steps_reused}")
+    run.metrics({"steps_computed": outcome.steps_computed, "steps_reused": outcome.steps_reused})
+    if outcome.failures:
+        for label, error in outcome.failures.items():
+            print(f"--- {label}\n{error}", file=sys.stderr)
+        raise StageError(
+            f"{len(outcome.failures)} jobs failed ({'; '.join(outcome.failures)}); their tracebacks are above, "
+            "what the others computed is kept. Mend the cause and run the pipeline again."
+        )

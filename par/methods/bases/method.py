@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from par import seeding
 from par.config import Config, Recipe
-from par.learning import trainer
-from par.learning.augment import Images
-from par.learning.losses import cross_entropy
 from par.networks import build_network
 from par.networks.heads import Heads
+from par.training import trainer
+from par.training.images import Images
+from par.training.losses import cross_entropy
 
 
 @dataclass(frozen=True)

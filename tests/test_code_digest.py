@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from par import code
+from par.steps import code_digest
 
 
 @pytest.fixture
@@ -15,36 +15,36 @@ def project(tmp_path, monkeypatch):
         path = tmp_path / "par" / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-        code._imports.cache_clear()
-        code._tree_digest.cache_clear()
+        code_digest._imports.cache_clear()
+        code_digest._tree_digest.cache_clear()
 
-    monkeypatch.setattr(code, "ROOT", tmp_path)
+    monkeypatch.setattr(code_digest, "ROOT", tmp_path)
     write("__init__", "")
     write("top", "import torch\nfrom par import middle\n\ndef f():\n    from par.lazy import g\n    return g()\n")
     write("middle", "from par.bottom import value\n")
     write("bottom", "value = 1\n")
     write("lazy", "def g():\n    return 2\n")
     yield write
-    code._imports.cache_clear()
-    code._tree_digest.cache_clear()
+    code_digest._imports.cache_clear()
+    code_digest._tree_digest.cache_clear()
 
 
 def test_the_closure_follows_imports_wherever_they_stand(project):
-    assert code.import_closure(["par.top"]) == {"par", "par.top", "par.middle", "par.bottom", "par.lazy"}
-    assert code.import_closure(["par.top"], stop=["par", "par.middle"]) == {"par.top", "par.lazy"}
+    assert code_digest.import_closure(["par.top"]) == {"par", "par.top", "par.middle", "par.bottom", "par.lazy"}
+    assert code_digest.import_closure(["par.top"], stop=["par", "par.middle"]) == {"par.top", "par.lazy"}
 
 
 def test_the_digest_sees_code_not_comments_or_docstrings(project):
-    before = code.code_digest(["par.top"])
+    before = code_digest.code_digest(["par.top"])
     project("bottom", '"""A docstring."""\n\n# and a comment\nvalue = 1\n')
-    documented = code.code_digest(["par.top"])
+    documented = code_digest.code_digest(["par.top"])
     project("bottom", '"""Another docstring."""\nvalue = 1\n')
-    assert code.code_digest(["par.top"]) == documented
+    assert code_digest.code_digest(["par.top"]) == documented
     project("bottom", "value = 2\n")
-    assert code.code_digest(["par.top"]) != before
+    assert code_digest.code_digest(["par.top"]) != before
 
 
 def test_methods_do_not_depend_on_one_another():
-    closure = code.import_closure(["par.methods.finetune"], stop=["par.methods"])
-    assert "par.learning.trainer" in closure
+    closure = code_digest.import_closure(["par.methods.finetune"], stop=["par.methods"])
+    assert "par.training.trainer" in closure
     assert "par.methods.par" not in closure and "par.cells.expert" not in closure

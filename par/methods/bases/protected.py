@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from par.config import ConfigError
-from par.methods.base import LearningTask, SharedTrunk, Step
+from par.methods.bases.method import LearningTask, SharedTrunk, Step
 from par.networks import build_network
 from par.networks.alexnet import AlexNet
 from par.networks.task_norm import TaskNorm, parts_of_task, replace_norms, task_norms
@@ -34,7 +34,7 @@ class ProtectedTrunk(SharedTrunk):
     _norms: list[TaskNorm]
 
     def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
-        """See :class:`par.methods.base.Method`.
+        """See :class:`par.methods.bases.method.Method`.
 
         Raises:
             ConfigError: the recipe's optimiser is not sgd.

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from par import seeding
-from par.learning import trainer
-from par.learning.augment import Images
-from par.methods.base import LearningTask
-from par.methods.modular import Modular
+from par.methods.bases.method import LearningTask
+from par.methods.bases.modular import Modular
 from par.networks import build_network
+from par.training import trainer
+from par.training.images import Images
 
 N_BLOCKS = 7  # stem, stages 1-3, the two blocks of stage 4, head (facts 4.14)
 SOURCE, FRESH = 0, 1
