@@ -18,17 +18,18 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from par.config import Config, Network, Recipe, parse
+from par.config import Config, NetworkSettings, Recipe
 from par.methods import METHODS, load_method
 from par.methods.bases.method import LearningTask, Method, Step
 from par.methods.bases.penalty import QuadraticPenalty
 from par.operating_system import keep_large_blocks
+from par.settings import resolve
 from par.training.images import Images
 
 GOALS = {"ewc": 1.05, "mas": 1.05, "lwf": 1.4, "er": 2.05, "agem": 2.2}  # of Finetune's time a step (issue 4)
@@ -53,7 +54,7 @@ def build(name: str, config: Config, **hyper) -> Method:
     method = load_method(name)
     choices = {"network": "resnet18_light", "search_epochs": 1}
     hyper |= {field.name: choices[field.name] for field in fields(method.Hyper) if field.name in choices}
-    return method(config, parse(method.Hyper, hyper, name))
+    return method(resolve(replace(config, methods={name: hyper}), "", name))
 
 
 class Timed:
@@ -92,7 +93,7 @@ class Timed:
 def relative_to_finetune(names: Sequence[str], options: argparse.Namespace) -> None:
     """Measure and print the table of step times."""
     recipe = Recipe(epochs=1, batch_size=options.batch)
-    config = Config("benchmark", (), (0,), {}, network=Network(width=options.width))
+    config = Config("benchmark", (), (0,), {}, network=NetworkSettings(width=options.width))
     timed = [Timed(name, config, recipe, options.size) for name in names]
     third = task(2, (options.steps + 2) * options.batch, options.size)
     for round_number in range(options.rounds):
@@ -130,7 +131,7 @@ class SlimTrunk(nn.Module):
 def seconds_of_ours(name: str, tasks: Sequence[LearningTask], recipe: Recipe, **hyper) -> float:
     """Processor seconds of all tasks but the first, with everything that belongs to learning a task."""
     on_slim = type(name, (load_method(name),), {"build_trunk": lambda self, record: SlimTrunk()})
-    learner = on_slim(Config("benchmark", (), (0,), {}), parse(on_slim.Hyper, hyper, name))
+    learner = on_slim(resolve(Config("benchmark", (), (0,), {name: hyper}), "", name))
     learner.learn(tasks[0], Step(recipe, "0"))
     started = time.process_time()
     for later in tasks[1:]:

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from par import config as configuration
-from par.config import Config, ConfigError
+from par.config import Config
+from par.schema import ConfigError
+from par.settings import load
 from par.streams import SourceError
 from pipeline import tracking
 
@@ -39,7 +40,7 @@ def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> N
     parser.add_argument("--stream", required=True, help="name of a stream in params.yaml")
     stream = parser.parse_args().stream
     with _mistakes_in_one_sentence(f"{name} {stream}"):
-        config = configuration.load()
+        config = load()
         if stream not in config.streams:
             raise ConfigError(
                 f"--stream {stream} is not among the streams of params.yaml: {', '.join(config.streams)}."
@@ -52,7 +53,7 @@ def run_tables(body: Callable[[Config, tracking.Run], None]) -> None:
     """Run the last stage, ``python -m pipeline.tables``, which has no stream and publishes all journals."""
     argparse.ArgumentParser(prog="python -m pipeline.tables").parse_args()
     with _mistakes_in_one_sentence("tables"):
-        config = configuration.load()
+        config = load()
         with tracking.stage(config, "tables", publish=True) as run:
             body(config, run)
 

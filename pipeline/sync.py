@@ -23,7 +23,8 @@ from urllib.parse import quote
 
 from filelock import FileLock
 
-from par.config import load, resolve_path
+from par.config import resolve_path
+from par.settings import load
 from pipeline.journal import OWN, PARENT, home, read_closed
 
 if TYPE_CHECKING:  # importing MLflow costs 1.4 s

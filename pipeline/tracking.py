@@ -35,9 +35,10 @@ from typing import Any
 
 from ruamel.yaml import YAML, YAMLError
 
-from par.config import Config, to_plain
+from par.config import Config
 from par.files import sha256_bytes, sha256_file, write_atomically
 from par.operating_system import die_with_parent
+from par.schema import to_plain
 from pipeline import sync
 from pipeline.journal import OWN, PARENT, Journal, home, milliseconds, read_closed, safe_name
 

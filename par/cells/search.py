@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from par import seeding
 from par.cells.genotype import DARTS_V1, EDGES, KINDS, N_NODES, OPERATIONS, Genotype, random_genotype
 from par.cells.supernet import Supernet
-from par.config import Expert, Recipe, Search
+from par.config import ExpertSettings, Recipe, SearchSettings
 from par.training import trainer
 from par.training.images import Images
 from par.training.losses import cross_entropy
@@ -159,8 +159,8 @@ def best_genotype(values: np.ndarray) -> Genotype:
     )
 
 
-class CellSearch(nn.Module):
-    """The search as a :class:`par.training.trainer.Trainable`: an epoch starts with a draw and ends with an update."""
+class CellSearch(trainer.Trainable):
+    """The search as something to train: an epoch starts with a draw and ends with an update."""
 
     def __init__(self, supernet: Supernet, n_classes: int, updates: Update, generator: np.random.Generator):
         super().__init__()
@@ -189,9 +189,6 @@ class CellSearch(nn.Module):
     def loss(self, batch: trainer.Batch) -> Tensor:
         return cross_entropy(self.predict(batch.images), batch.labels)
 
-    def after_backward(self) -> None:
-        pass
-
     def predict(self, images: Tensor) -> Tensor:
         return self.head(self.supernet(images))
 
@@ -202,8 +199,8 @@ class CellSearch(nn.Module):
 def search_cell(
     train: Images,
     n_classes: int,
-    expert: Expert,
-    search: Search,
+    expert: ExpertSettings,
+    search: SearchSettings,
     recipe: Recipe,
     key: str,
     progress: Callable[[int], None] | None = None,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from par.config import Count
 from par.methods.bases.memory import Rehearsal
 from par.methods.bases.method import LearningTask, Step
 from par.networks.heads import joint_logits
+from par.schema import Count
 from par.training import trainer
 from par.training.losses import cross_entropy
 
@@ -33,9 +33,9 @@ class AGem(Rehearsal):
         per_class: Count = 13  # A-GEM's own ring buffer on split CIFAR; Mammoth stores one batch a task (facts 4.7)
         reference_batch: Count | None = None  # null: the batch size, as in Mammoth; A-GEM's own: 256 (facts 4.7)
 
-    def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
+    def start_task(self, task: LearningTask, step: Step) -> None:
+        super().start_task(task, step)
         self._reference_batch = self.hyper.reference_batch or step.recipe.batch_size
-        return super().learn(task, step)
 
     def after_backward(self) -> None:
         if self.recall is None:

@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from par.config import Count
 from par.methods.bases.memory import Rehearsal, reservoir
 from par.methods.bases.method import LearningTask
 from par.networks.heads import joint_logits
+from par.schema import Count
 from par.training import trainer
 from par.training.losses import cross_entropy
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from par import seeding
-from par.config import Count, NonNegative, Positive, Range
 from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.protected import ProtectedTrunk
+from par.schema import Count, NonNegative, Positive, Range
 
 ALEXNET_IMAGES = (24, 100, 100, 125, 125)  # images whose inputs to each layer span its basis (facts 4.8)
 HIGHEST_THRESHOLD = 0.999  # of GPM's own runs (twentieth superclass task); at 1 a basis would be filled with noise

@@ -9,10 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from par.config import NonNegative, Positive, Recipe
+from par.config import Recipe
 from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.protected import ProtectedTrunk
 from par.networks.gates import Connection, Gates, gates_of
+from par.schema import NonNegative, Positive
 from par.training import trainer
 from par.training.losses import cross_entropy
 
@@ -65,10 +66,8 @@ class Hat(ProtectedTrunk):
         self._cumulative: list[Tensor] = []  # A_l
         self._factors: list[tuple[nn.Parameter, Tensor]] = []  # parameters and what their gradients are multiplied by
 
-    def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
-        self._recipe = replace(step.recipe, clip_norm=self.hyper.clip_norm)
-        self._n_batches = sum(1 for _ in trainer.batches(len(task.train), self._recipe.batch_size, torch.Generator()))
-        return super().learn(task, replace(step, recipe=self._recipe))
+    def own_recipe(self, recipe: Recipe) -> Recipe:
+        return replace(super().own_recipe(recipe), clip_norm=self.hyper.clip_norm)
 
     def grow(self, record: dict[str, Any]) -> None:
         super().grow(record)
@@ -77,8 +76,10 @@ class Hat(ProtectedTrunk):
         own = nn.ParameterList(torch.randn(size) for size in self.gates.sizes)
         self.embeddings[str(record["task"])] = own.to(self.device)
 
-    def start_task(self, task: LearningTask) -> None:
-        super().start_task(task)
+    def start_task(self, task: LearningTask, step: Step) -> None:
+        super().start_task(task, step)
+        self._recipe = step.recipe
+        self._n_batches = sum(1 for _ in trainer.batches(len(task.train), step.recipe.batch_size, torch.Generator()))
         earlier = [record["task"] for record in self.tasks[:-1]]
         self._cumulative = self.cumulative_masks(earlier)
         self._factors = []

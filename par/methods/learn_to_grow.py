@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from par import seeding
-from par.config import Count, NonNegative, Positive
 from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.modular import Modular
 from par.networks import build_network
+from par.schema import Count, NonNegative, Positive
 from par.training import trainer
 from par.training.images import Images
 from par.training.losses import cross_entropy
@@ -108,8 +108,8 @@ def _correction(conv: nn.Conv2d) -> Tensor:
     return nn.Conv2d(conv.in_channels, conv.out_channels, 1, bias=False).weight.detach()
 
 
-class Search(nn.Module):
-    """First-order alternating search as a :class:`trainer.Trainable`: before every step on the weights, one of Adam on
+class Search(trainer.Trainable):
+    """First-order alternating search: before every step on the weights, one of Adam on
     the choices with a random batch of the other half of the data."""
 
     def __init__(self, trunk: nn.Module, head: nn.Module, held_out: Images, hyper: Hyper, generator: torch.Generator):
@@ -125,9 +125,6 @@ class Search(nn.Module):
     def modules_to_train(self) -> list[nn.Module]:
         return [self.trunk, self.head]
 
-    def start_epoch(self, epoch: int) -> None:
-        pass
-
     def loss(self, batch: trainer.Batch) -> Tensor:
         rows = torch.randint(len(self.held_out), (len(batch.rows),), generator=self.generator)
         images, labels = self.held_out.batch(rows, self.generator), self.held_out.labels[rows.to(batch.labels.device)]
@@ -141,14 +138,8 @@ class Search(nn.Module):
         size = torch.stack([layer.size() for layer in self.layers]).sum()
         return cross_entropy(self.predict(images), labels) + self.hyper.size_weight * size
 
-    def after_backward(self) -> None:
-        pass
-
     def predict(self, images: Tensor) -> Tensor:
         return self.head(self.trunk(images))
-
-    def end_epoch(self, epoch: int, valid_accuracy: float) -> None:
-        pass
 
 
 class LearnToGrow(Modular):
@@ -176,7 +167,7 @@ class LearnToGrow(Modular):
         return [layer.weight for layer in layers if isinstance(layer, nn.Conv2d)]
 
     def build(self, record: dict[str, Any]) -> nn.Module:
-        trunk = build_network(self.config.network)
+        trunk = build_network(self.settings.network)
         for (name, conv), (kind, base) in zip(convolutions(trunk).items(), record["choices"], strict=True):
             if kind != NEW:
                 trunk.set_submodule(name, SharedConv(conv, self.kernels(name)[base], kind == ADAPT))
@@ -185,19 +176,14 @@ class LearnToGrow(Modular):
     def logits(self, images: Tensor, task_id: int) -> Tensor:
         return self.heads(self.parts[str(task_id)](images), task_id)
 
-    def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
-        self._found = step.remember("search", lambda: self._search(task, step)) if self.tasks else None
-        log = super().learn(task, step)
-        del self._found
-        return log
-
-    def start_task(self, task: LearningTask) -> None:
-        if self._found is None:
-            n_layers = len(convolutions(build_network(self.config.network)))
+    def start_task(self, task: LearningTask, step: Step) -> None:
+        if not self.tasks:
+            n_layers = len(convolutions(build_network(self.settings.network)))
             self.grow(self.record(task) | {"choices": [[NEW, 0]] * n_layers})
         else:
-            self.grow(self.record(task) | {"choices": self._found["choices"]})
-            self.own(task.id).load_state_dict(self._found["tensors"])
+            found = step.remember("search", lambda: self._search(task, step))
+            self.grow(self.record(task) | {"choices": found["choices"]})
+            self.own(task.id).load_state_dict(found["tensors"])
 
     def _search(self, task: LearningTask, step: Step) -> dict[str, Any]:
         """Choices per layer, and the state of the modules that the task is going to own."""
@@ -205,7 +191,7 @@ class LearnToGrow(Modular):
         rows = torch.from_numpy(seeding.numpy_generator(step.key, "halves").permutation(len(task.train)))
         first, second = task.train.subset(rows[::2]), task.train.subset(rows[1::2])
         with seeding.seeded_layers(step.key, "search"):
-            trunk = build_network(self.config.network)
+            trunk = build_network(self.settings.network)
             names = list(convolutions(trunk))
             for name, conv in convolutions(trunk).items():
                 trunk.set_submodule(name, MixedConv(conv, self.kernels(name)))

@@ -7,9 +7,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from par.config import NonNegative
 from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.penalty import PenaltyHyper, QuadraticPenalty
+from par.schema import NonNegative
 
 
 class Mas(QuadraticPenalty):

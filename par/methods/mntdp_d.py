@@ -7,10 +7,11 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from par.config import Count, NonNegative, Positive, Recipe
+from par.config import Recipe
 from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.mntdp import FRESH, N_BLOCKS, Connections, Mntdp, owners, paths, source_head_fits
 from par.methods.bases.modular import Candidate
+from par.schema import Count, NonNegative, Positive
 
 
 @dataclass(frozen=True)

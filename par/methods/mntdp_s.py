@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from par import seeding
-from par.config import Config, Count, Fraction, NonNegative, Positive
 from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.mntdp import FRESH, N_BLOCKS, SOURCE, Connections, Mntdp, owners, paths, source_head_fits
+from par.schema import Count, Fraction, NonNegative, Positive
 from par.training import trainer
 
 
@@ -99,17 +100,14 @@ class MntdpS(Mntdp):
 
     Hyper = Hyper
 
-    def __init__(self, config: Config, hyper: Hyper, device: torch.device | str = "cpu"):
-        super().__init__(config, hyper, device)
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
         self.sampler: PathSampler | None = None  # while a task is learned
 
-    def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
+    def start_task(self, task: LearningTask, step: Step) -> None:
         self._source = self.choose_source(task, step.key, self.hyper.k)
         self._generator = seeding.torch_generator(step.key, "paths")
         self._freeze_epoch = self.hyper.freeze_after * step.recipe.epochs
-        return super().learn(task, step)
-
-    def start_task(self, task: LearningTask) -> None:
         self.grow(self.record(task) | {"path": [task.id] * N_BLOCKS})
         choices = [(FRESH,) * N_BLOCKS]
         if self._source is not None:

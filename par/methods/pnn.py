@@ -82,7 +82,7 @@ class Pnn(Modular):
     Hyper = Hyper
 
     def build(self, record: dict[str, Any]) -> nn.Module:
-        trunk, laterals = build_network(self.config.network), build_network(self.config.network).stages
+        trunk, laterals = build_network(self.settings.network), build_network(self.settings.network).stages
         return Column(trunk, laterals, len(self.tasks), record["n_classes"])
 
     def logits(self, images: Tensor, task_id: int) -> Tensor:

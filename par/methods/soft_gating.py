@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from par.config import Range
 from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.modular import Candidate, Modular
 from par.networks.modules import DEPTH, ConvModule, flatten, n_features
+from par.schema import Range
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SoftGating(Modular):
     """
 
     Hyper = Hyper
-    settings = ()
+    blocks = ()
 
     def n_features(self) -> int:
         return n_features(self.hyper.channels)

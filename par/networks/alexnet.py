@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from par.config import ConfigError
+from par.schema import ConfigError
 
 CHANNELS = (64, 128, 256)
 KERNELS = (4, 3, 2)

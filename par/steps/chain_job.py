@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from par.config import Config, Recipe, parse, to_plain
+from par.config import LearnerSettings
 from par.methods import load_method
 from par.methods.bases.method import LearningTask, Method, Step
+from par.schema import to_plain
 from par.steps.code_digest import PLUMBING, code_digest
 from par.steps.store import Store, entry_key
 from par.streams import Task, load_stream
@@ -30,7 +31,7 @@ LONG_CHAIN = 20  # tasks; the predictions of all steps grow with the square of a
 
 
 @dataclass(frozen=True)
-class PlannedTask:
+class ChainTask:
     """A task of a chain and what the plan says of it."""
 
     index: int
@@ -38,14 +39,14 @@ class PlannedTask:
     head_only: bool = False
 
 
-def plan_chains(method: str, n_tasks: int, routed: Sequence[Sequence[PlannedTask]] = ()) -> list[list[PlannedTask]]:
+def plan_chains(method: str, n_tasks: int, routed: Sequence[Sequence[ChainTask]] = ()) -> list[list[ChainTask]]:
     """How ``method`` divides a stream of ``n_tasks``; ``routed`` are the plan's groups, for methods that follow it."""
     division = load_method(method).chains
     if division == "plan":
         return [list(group) for group in routed]
     if division == "task":
-        return [[PlannedTask(index)] for index in range(n_tasks)]
-    return [[PlannedTask(index) for index in range(n_tasks)]]
+        return [[ChainTask(index)] for index in range(n_tasks)]
+    return [[ChainTask(index) for index in range(n_tasks)]]
 
 
 @dataclass(frozen=True)
@@ -53,40 +54,27 @@ class ChainJob:
     """One chain of one learner and seed (a :class:`par.steps.workers.Job`).
 
     Args:
-        learner: name in the report: the method's, or that of a variant of PAR.
-        config: the configuration with the variant's overrides applied.
-        stream: its name (recipes depend on it); ``directory``: the built stream of ``seed``.
+        directory: the built stream of ``seed``.
         sizes: training images of every task of the chain.
+        predict: after which steps test images are predicted, as in params.yaml.
     """
 
-    learner: str
-    method: str
-    stream: str
+    settings: LearnerSettings
     directory: Path
     seed: int
-    chain: tuple[PlannedTask, ...]
+    chain: tuple[ChainTask, ...]
     sizes: tuple[int, ...]
-    config: Config
+    predict: Literal["auto", "full", "ends"]
     device: torch.device
 
     @property
     def label(self) -> str:
         """For people."""
-        return f"{self.learner} seed {self.seed} chain of {len(self.chain)} from task {self.chain[0].index}"
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe of every step of the chain."""
-        return self.config.recipe_for(self.stream, self.method)
-
-    @property
-    def hyper(self) -> Any:
-        """The method's hyper-parameters."""
-        return method_hyper(self.config, self.method)
+        return f"{self.settings.learner} seed {self.seed} chain of {len(self.chain)} from task {self.chain[0].index}"
 
     def cost(self) -> int:
         """See :class:`par.steps.workers.Job`; candidates that a method trains on the way are not counted."""
-        return self.recipe.epochs * sum(self.sizes)
+        return self.settings.recipe.epochs * sum(self.sizes)
 
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
         """See :class:`par.steps.workers.Job`."""
@@ -97,7 +85,7 @@ class ChainJob:
             planned = self.chain[position]
             task = stream.tasks[planned.index]
             before, entry, is_new = entry, store.get(key), False
-            share = _Share(self.recipe.epochs * self.sizes[position], progress)
+            share = _Share(self.settings.recipe.epochs * self.sizes[position], progress)
             if entry is None:
                 learner = learner or self.restored(before)
                 learn = partial(self._learn, learner, task, planned, key, store, share.advance)
@@ -117,16 +105,16 @@ class ChainJob:
 
     def step_keys(self) -> list[str]:
         """Store keys of the chain's steps."""
-        stream = load_stream(self.directory)
-        method = load_method(self.method)
+        stream, settings = load_stream(self.directory), self.settings
+        method = load_method(settings.method)
         code = code_digest([__name__, method.__module__], PLUMBING)
         keys: list[str] = []
         for planned in self.chain:
             content = {
-                "method": self.method,
-                "hyper": to_plain(self.hyper),
-                "settings": {name: to_plain(getattr(self.config, name)) for name in method.settings},
-                "recipe": to_plain(self.recipe),
+                "method": settings.method,
+                "hyper": to_plain(settings.hyper),
+                "blocks": {name: to_plain(getattr(settings, name)) for name in method.blocks},
+                "recipe": to_plain(settings.recipe),
                 "parent": keys[-1] if keys else None,
                 "task": stream.tasks[planned.index].digest,
                 "index": planned.index,
@@ -142,7 +130,7 @@ class ChainJob:
 
     def restored(self, entry: Mapping[str, Any] | None) -> Method:
         """The learner as it was after the step of ``entry``, or a new one."""
-        learner = load_method(self.method)(self.config, self.hyper, self.device)
+        learner = load_method(self.settings.method)(self.settings, self.device)
         if entry is not None:
             learner.restore(entry["state"])
         return learner
@@ -151,7 +139,7 @@ class ChainJob:
         self,
         learner: Method,
         task: Task,
-        planned: PlannedTask,
+        planned: ChainTask,
         key: str,
         store: Store,
         progress: Callable[[int], None],
@@ -164,7 +152,7 @@ class ChainJob:
         learning_task = LearningTask(planned.index, task.n_classes, train, valid, planned.genotype, planned.head_only)
         # Streams are named by what is learned, not by the step's key: methods and settings that are compared share
         # their draws, and a refactoring leaves every number as it was.
-        log = learner.learn(learning_task, Step(self.recipe, f"{self.seed}/{task.digest}", progress, remember))
+        log = learner.learn(learning_task, Step(self.settings.recipe, f"{self.seed}/{task.digest}", progress, remember))
         info = {
             "task": planned.index,
             "seconds": time.perf_counter() - started,
@@ -177,7 +165,7 @@ class ChainJob:
 
     def _tested_after(self, position: int) -> list[int]:
         """Tasks whose test images are predicted after the step at ``position``."""
-        full = self.config.predict == "full" or (self.config.predict == "auto" and len(self.chain) <= LONG_CHAIN)
+        full = self.predict == "full" or (self.predict == "auto" and len(self.chain) <= LONG_CHAIN)
         if full or position == len(self.chain) - 1:
             return [planned.index for planned in self.chain[: position + 1]]
         return [self.chain[position].index]
@@ -190,16 +178,6 @@ class ChainJob:
         part = task.split(split)
         augment = task.augment if split == "train" else ()
         return Images(part.images, part.labels, task.mean, task.std, augment, self.device)
-
-
-def method_hyper(config: Config, method: str) -> Any:
-    """Hyper-parameters of ``method`` as its own schema, without the ``recipe`` block.
-
-    Raises:
-        ConfigError: see :func:`par.config.parse`.
-    """
-    block = {key: value for key, value in (config.methods.get(method) or {}).items() if key not in ("recipe", "skip")}
-    return parse(load_method(method).Hyper, block, f"methods.{method}")
 
 
 def prediction_key(step_key: str, task: Task) -> str:
@@ -224,7 +202,7 @@ class _Share:
 
 
 @dataclass(frozen=True)
-class Run:
+class Learned:
     """Everything a learner leaves for one stream and seed, assembled from its chains.
 
     predictions: ``"i/j"`` -> uint8 [n_test_j]: class of every test image of task j after step i, only where step i
@@ -238,7 +216,7 @@ class Run:
     models: list[dict[str, Any]]
 
 
-def assemble(jobs: Sequence[ChainJob], store: Store) -> Run:
+def assemble(jobs: Sequence[ChainJob], store: Store) -> Learned:
     """Collect a learner's finished chains (all of one stream and seed) from the store.
 
     Raises:
@@ -262,7 +240,7 @@ def assemble(jobs: Sequence[ChainJob], store: Store) -> Run:
         totals = {name: sum(info[name] for info in latest.values()) for name in ("n_params", "n_state")}
         steps.append({**infos[index], **totals, "chain": chain_of[index]})
     log.sort(key=lambda row: (row["task"], row["epoch"]))
-    return Run(predictions, log, steps, models)
+    return Learned(predictions, log, steps, models)
 
 
 def _existing(store: Store, key: str) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from par.cells.search import search_cell
-from par.config import Config, to_plain
+from par.config import LearnerSettings
+from par.schema import to_plain
 from par.steps.code_digest import PLUMBING, code_digest
 from par.steps.store import Store, entry_key
 from par.streams import load_stream
@@ -25,31 +26,30 @@ class SearchJob:
     The store's entry holds ``genotype`` (JSON of :mod:`par.cells.genotype`), ``history`` (rows) and ``seconds``.
     """
 
-    stream: str
+    settings: LearnerSettings
     directory: Path
     seed: int
     task: int
     n_train: int
-    config: Config
     device: torch.device
 
     @property
     def label(self) -> str:
         """For people."""
-        return f"{self.config.search.update} search seed {self.seed} task {self.task}"
+        return f"{self.settings.search.update} search seed {self.seed} task {self.task}"
 
     def cost(self) -> int:
         """See :class:`par.steps.workers.Job`; half of the images train, the other half only predict."""
-        trains = self.config.search.update in ("mdl", "advantage")
-        return self.config.search.epochs * (self.n_train // 2) if trains else 0
+        trains = self.settings.search.update in ("mdl", "advantage")
+        return self.settings.search.epochs * (self.n_train // 2) if trains else 0
 
     @property
     def key(self) -> str:
         """Store key: what the genotype depends on."""
-        recipe = self.config.recipe_for(self.stream, "par")
+        settings, recipe = self.settings, self.settings.recipe
         content = {
-            "search": to_plain(self.config.search),
-            "expert": to_plain(self.config.expert),
+            "search": to_plain(settings.search),
+            "expert": to_plain(settings.expert),
             "recipe": {name: getattr(recipe, name) for name in ("batch_size", "momentum", "weight_decay")},
             "task": load_stream(self.directory).tasks[self.task].digest,
             "seed": self.seed,
@@ -74,9 +74,9 @@ class SearchJob:
         result = search_cell(
             train,
             task.n_classes,
-            self.config.expert,
-            self.config.search,
-            self.config.recipe_for(self.stream, "par"),
+            self.settings.expert,
+            self.settings.search,
+            self.settings.recipe,
             f"{self.seed}/{task.digest}",
             progress,
         )

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from par.config import ConfigError, Count, Fraction, Positive, Range, parse, read_yaml
+from par.schema import ConfigError, Count, Fraction, Positive, Range, parse, read_yaml
 from par.seeding import numpy_generator
 from par.streams.sources import Request, Source, SourceError, load_source
 from par.streams.transforms import PALETTE, rotate

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,24 +28,26 @@ class Batch:
     rows: Tensor
 
 
-class Trainable(Protocol):
-    """What :func:`fit` trains. It is an ``nn.Module`` too: all of it is put in eval mode and frozen but for
-    ``modules_to_train``."""
+class Trainable(nn.Module):
+    """What :func:`fit` trains: all of it is put in eval mode and frozen but for ``modules_to_train``."""
 
     def modules_to_train(self) -> list[nn.Module]:
         """Modules whose parameters are optimised and whose buffers may move; everything else stays frozen."""
+        raise NotImplementedError
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Scalar to minimise."""
+        raise NotImplementedError
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Logits [b, K] on the task in training."""
+        raise NotImplementedError
 
     def start_epoch(self, epoch: int) -> None:
         """Called before the first batch of an epoch."""
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Scalar to minimise."""
-
     def after_backward(self) -> None:
         """The one gradient hook: gradients are there, clipping and the step are still to come."""
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Logits [b, K] on the task in training."""
 
     def end_epoch(self, epoch: int, valid_accuracy: float) -> None:
         """Called after validation."""
@@ -57,7 +58,7 @@ class DivergedError(ArithmeticError):
 
 
 def fit(
-    model: Any,
+    model: Trainable,
     train: Images,
     valid: Images,
     recipe: Recipe,
@@ -72,7 +73,6 @@ def fit(
     replaces the kept weights, and 0 never does (facts 3.3). Test data never comes here.
 
     Args:
-        model: a :class:`Trainable`.
         key: name of the random streams (batch order, augmentation).
         keep_best: restore the weights of the best epoch; otherwise the last ones stay.
         progress: called with the number of images of each batch.

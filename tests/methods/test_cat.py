@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from par.config import ConfigError
 from par.methods.bases.method import LearningTask, Step
+from par.schema import ConfigError
 from par.training import trainer
 from tests.methods.tasks import RECIPE, images, learner, step, task, through_a_file
 from tests.methods.test_hat import saturate, slow_factors, with_gradients

@@ -120,18 +120,17 @@ class Rehearsal(SharedTrunk):
             self.memory = Memory(record["image_size"]).to(self.device)
         self.memory.extend(self.hyper.per_class * record["n_classes"])
 
-    def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
+    def start_task(self, task: LearningTask, step: Step) -> None:
         if self.tasks:
             generator = seeding.torch_generator(step.key, "memory/batches")
             self.recall = Recall(self.memory, self.tasks, task.train.augment, generator)
-        log = super().learn(task, step)
-        self.recall = None
-        return log
+        super().start_task(task, step)
 
     def modules_to_train(self) -> list[nn.Module]:
         return [self.trunk, self.heads]
 
     def end_task(self, task: LearningTask, step: Step) -> None:
+        self.recall = None
         self.fill_memory(task, seeding.torch_generator(step.key, "memory/kept"))
 
     def fill_memory(self, task: LearningTask, generator: torch.Generator) -> None:

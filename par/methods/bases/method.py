@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from par import seeding
-from par.config import Config, Recipe
+from par.config import LearnerSettings, Recipe
 from par.networks import build_network
 from par.networks.heads import Heads
 from par.training import trainer
@@ -58,9 +58,9 @@ class Step:
     remember: Callable[[str, Callable[[], Any]], Any] = compute_anew
 
     def fit(
-        self, model: Any, task: LearningTask, purpose: str = "train", recipe: Recipe | None = None
+        self, model: trainer.Trainable, task: LearningTask, purpose: str = "train", recipe: Recipe | None = None
     ) -> list[dict[str, float]]:
-        """Train ``model`` (a :class:`trainer.Trainable`) on the task by the step's recipe or another.
+        """Train ``model`` on the task by the step's recipe or another.
 
         ``purpose`` tells several fits of a step apart.
         """
@@ -69,7 +69,7 @@ class Step:
             return trainer.fit(model, task.train, task.valid, recipe or self.recipe, key, progress=self.progress)
 
 
-class Method(nn.Module):
+class Method(trainer.Trainable):
     """A learner of one chain of tasks.
 
     A subclass sets ``self.heads`` and defines how a task begins, what is trained, the loss, and what remains of a task.
@@ -78,32 +78,45 @@ class Method(nn.Module):
 
     #: How a stream is divided: one chain over the stream, one chain a task, or the groups of the routed plan.
     chains: ClassVar[Literal["stream", "task", "plan"]] = "stream"
-    #: Blocks of params.yaml that shape the learner besides its recipe and its hyper-parameters.
-    settings: ClassVar[tuple[str, ...]] = ("network",)
+    #: Blocks of its settings that shape the learner besides its recipe and its hyper-parameters.
+    blocks: ClassVar[tuple[str, ...]] = ("network",)
     #: Schema of ``methods.<name>`` in params.yaml.
     Hyper: ClassVar[type] = NoHyper
 
     heads: Heads
 
-    def __init__(self, config: Config, hyper: Any, device: torch.device | str = "cpu"):
+    def __init__(self, settings: LearnerSettings, device: torch.device | str = "cpu"):
         super().__init__()
-        self.config = config
-        self.hyper = hyper
+        self.settings = settings
+        self.hyper = settings.hyper
         self.device = torch.device(device)
         self.tasks: list[dict[str, Any]] = []
         self.current: LearningTask | None = None
 
+    @classmethod
+    def backbone(cls, hyper: Any) -> str | None:
+        """The network, where it is not that of the paper's other rows: AlexNet or MLP.
+
+        A published value is judged only against a run of the same network.
+        """
+        return None
+
     def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
         """Learn one more task; returns the rows of the training log."""
+        step = replace(step, recipe=self.own_recipe(step.recipe))
         self.current = task
         with seeding.seeded_layers(step.key, "initialisation"):
-            self.start_task(task)
+            self.start_task(task, step)
         log = step.fit(self, task)
         self.end_task(task, step)
         self.current = None
         return log
 
-    def start_task(self, task: LearningTask) -> None:
+    def own_recipe(self, recipe: Recipe) -> Recipe:
+        """The recipe by which the method trains, from the settings' one."""
+        return recipe
+
+    def start_task(self, task: LearningTask, step: Step) -> None:
         """Make room for the task: what it needs, freshly initialised, on the right device."""
         self.grow(self.record(task))
 
@@ -116,26 +129,13 @@ class Method(nn.Module):
         self.tasks.append(record)
         self.heads.add(record["task"], record["n_classes"]).to(self.device)
 
-    def modules_to_train(self) -> list[nn.Module]:
-        """See :class:`trainer.Trainable`."""
-        raise NotImplementedError
-
-    def start_epoch(self, epoch: int) -> None:
-        """See :class:`trainer.Trainable`."""
-
     def loss(self, batch: trainer.Batch) -> Tensor:
         """Cross-entropy on the head of the current task."""
         return cross_entropy(self.predict(batch.images), batch.labels)
 
-    def after_backward(self) -> None:
-        """See :class:`trainer.Trainable`."""
-
     def predict(self, images: Tensor) -> Tensor:
         """Logits on the current task."""
         return self.logits(images, self.current.id)
-
-    def end_epoch(self, epoch: int, valid_accuracy: float) -> None:
-        """See :class:`trainer.Trainable`."""
 
     def end_task(self, task: LearningTask, step: Step) -> None:
         """Keep what later tasks need of this one. Leaves every buffer of the networks as it is."""
@@ -169,8 +169,8 @@ class Method(nn.Module):
 class SharedTrunk(Method):
     """One network for all tasks of the chain, one head a task; old heads are not trained (facts 3.3)."""
 
-    def __init__(self, config: Config, hyper: Any, device: torch.device | str = "cpu"):
-        super().__init__(config, hyper, device)
+    def __init__(self, settings: LearnerSettings, device: torch.device | str = "cpu"):
+        super().__init__(settings, device)
         self.trunk: nn.Module | None = None
 
     def grow(self, record: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ class SharedTrunk(Method):
 
     def build_trunk(self, record: Mapping[str, Any]) -> nn.Module:
         """A fresh trunk for a chain that begins with the task of ``record``."""
-        return build_network(self.config.network)
+        return build_network(self.settings.network)
 
     def modules_to_train(self) -> list[nn.Module]:
         return [self.trunk, self.heads[self.current.id]]

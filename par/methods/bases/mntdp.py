@@ -33,7 +33,7 @@ class Mntdp(Modular):
     """
 
     def build(self, record: dict[str, Any]) -> nn.Module:
-        blocks = build_network(self.config.network).blocks()
+        blocks = build_network(self.settings.network).blocks()
         mine = [depth for depth, owner in enumerate(record["path"][:-1]) if owner == record["task"]]
         return nn.ModuleDict({str(depth): blocks[depth] for depth in mine})
 

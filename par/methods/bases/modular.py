@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from par import seeding
-from par.config import Config, Recipe
+from par.config import LearnerSettings, Recipe
 from par.methods.bases.method import LearningTask, Method, Step
 from par.networks.heads import Heads
 from par.training import trainer
@@ -32,14 +32,14 @@ class Modular(Method):
     predicted with never changes by a bit.
     """
 
-    def __init__(self, config: Config, hyper: Any, device: torch.device | str = "cpu"):
-        super().__init__(config, hyper, device)
+    def __init__(self, settings: LearnerSettings, device: torch.device | str = "cpu"):
+        super().__init__(settings, device)
         self.parts = nn.ModuleDict()
         self.heads = Heads(self.n_features())
 
     def n_features(self) -> int:
         """Features that the heads read."""
-        return self.config.network.width
+        return self.settings.network.width
 
     def build(self, record: dict[str, Any]) -> nn.Module:
         """The modules that the task of ``record`` owns, freshly initialised; earlier tasks are in ``self.tasks``."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from par import seeding
-from par.config import Count, Fraction
 from par.methods.bases.method import LearningTask, SharedTrunk, Step
+from par.schema import Count, Fraction
 from par.training import trainer
 
 CHUNK = 32  # images whose gradients are held at once: 77 MB at width 64; 16 to 64 measured within 5%

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from par.config import ConfigError
-from par.methods.bases.method import LearningTask, SharedTrunk, Step
+from par.config import Recipe
+from par.methods.bases.method import SharedTrunk
 from par.networks import build_network
 from par.networks.alexnet import AlexNet
 from par.networks.task_norm import TaskNorm, parts_of_task, replace_norms, task_norms
+from par.schema import ConfigError
 
 
 class ProtectedTrunk(SharedTrunk):
@@ -33,26 +34,29 @@ class ProtectedTrunk(SharedTrunk):
     _weight_decay = 0.0  # of the step that is being learned
     _norms: list[TaskNorm]
 
-    def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
-        """See :class:`par.methods.bases.method.Method`.
+    @classmethod
+    def backbone(cls, hyper: Any) -> str | None:
+        return "AlexNet" if hyper.network == "alexnet" else None
+
+    def own_recipe(self, recipe: Recipe) -> Recipe:
+        """The recipe without its weight decay, which :meth:`after_backward` applies.
 
         Raises:
             ConfigError: the recipe's optimiser is not sgd.
         """
-        if step.recipe.optimizer != "sgd":
+        if recipe.optimizer != "sgd":
             raise ConfigError(
-                f"recipe.optimizer = {step.recipe.optimizer!r} breaks the protection of old tasks' weights in "
+                f"recipe.optimizer = {recipe.optimizer!r} breaks the protection of old tasks' weights in "
                 f"{type(self).__name__}; set methods.{type(self).__name__.lower()}.recipe.optimizer to sgd."
             )
-        self._weight_decay = step.recipe.weight_decay
-        recipe = dataclasses.replace(step.recipe, weight_decay=0.0)
-        return super().learn(task, dataclasses.replace(step, recipe=recipe))
+        self._weight_decay = recipe.weight_decay
+        return dataclasses.replace(recipe, weight_decay=0.0)
 
     def build_trunk(self, record: Mapping[str, Any]) -> nn.Module:
         """The AlexNet (``hyper.width`` times its size) or the light ResNet18 of the ``network`` block."""
         if self.hyper.network == "alexnet":
             return AlexNet(tuple(record["image_size"]), self.hyper.width, self.alexnet_norm)
-        return build_network(self.config.network)
+        return build_network(self.settings.network)
 
     def grow(self, record: dict[str, Any]) -> None:
         first = self.trunk is None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from par.config import ConfigError
 from par.files import write_json
 from par.relatedness.plan import chains, plan_from_json, plan_to_json
 from par.relatedness.routing import route
+from par.schema import ConfigError
 
 
 def plan(rows, n_train=None, *, alpha=0.5, beta=0.75, freeze_below=0.1, estimator="paper"):

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from par import metrics
 from par.cells.genotype import random_genotype
-from par.config import Ablation, Config, Tables
-from par.reporting import metrics
+from par.config import Ablation, Config, Sweeps, Tables
 from par.reporting.report import Inputs
 
 PROVENANCE = {"commit": "abc1234", "dirty": True, "python": "3.11.7", "torch": "2.14.1"}
@@ -31,8 +31,9 @@ def demo_config() -> Config:
         ("demo_minus", "cifar100_10"),
         (0, 1),
         METHODS,
-        variants={name: changes for name, (changes, _) in VARIANTS.items()},
-        ablation=Ablation(("demo_minus",), tuple(VARIANTS)),
+        variants={"fixed": VARIANTS["fixed"][0]},
+        sweeps=Sweeps(alpha=(0.0, 1.0)),
+        ablation=Ablation(("demo_minus",), ("fixed", "search_advantage")),
         tables=Tables(
             ctrl=("demo_minus", "demo_long"),
             classic=("cifar100_10",),

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from par.config import ConfigError
 from par.networks.alexnet import AlexNet
 from par.networks.mlp import Mlp
+from par.schema import ConfigError
 
 SIZES = [16, 28, 32, 64, 84]
 

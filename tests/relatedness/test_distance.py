@@ -103,7 +103,7 @@ def test_many_tasks_at_once_equal_one_by_one(estimator):
 
 def run_python(*arguments):
     """Standard output of a fresh interpreter in the repository."""
-    repository = Path(__file__).resolve().parent.parent
+    repository = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     command = [sys.executable, *arguments]
     run = subprocess.run(command, cwd=repository, env=environment, stdout=subprocess.PIPE, text=True, check=True)

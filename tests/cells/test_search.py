@@ -9,7 +9,7 @@ import torch
 from par.cells import search
 from par.cells.genotype import DARTS_V1, EDGES, KINDS, OPERATIONS, from_json
 from par.cells.search import Advantage, Mdl, best_genotype, sample, search_cell
-from par.config import Expert, Recipe, Search
+from par.config import ExpertSettings, Recipe, SearchSettings
 from par.training import trainer
 from par.training.images import Images
 
@@ -167,7 +167,7 @@ def test_ties_go_to_the_first_operation_and_the_earlier_predecessors():
 
 # The search itself, on a tiny problem
 
-EXPERT = Expert(cells=3, channels=4)
+EXPERT = ExpertSettings(cells=3, channels=4)
 RECIPE = Recipe(epochs=1, batch_size=16)
 
 
@@ -179,7 +179,7 @@ def tiny_images(n: int = 41) -> Images:
 
 
 def run(update: str = "advantage", key: str = "key", epochs: int = 4, progress=None) -> search.SearchResult:
-    return search_cell(tiny_images(), 2, EXPERT, Search(update=update, epochs=epochs), RECIPE, key, progress)
+    return search_cell(tiny_images(), 2, EXPERT, SearchSettings(update=update, epochs=epochs), RECIPE, key, progress)
 
 
 def without_seconds(result: search.SearchResult) -> list[dict]:
@@ -289,6 +289,6 @@ def test_controls_train_nothing(monkeypatch):
 def test_search_learns():
     """The accuracy on the other half of a problem that one pixel decides rises well above chance."""
     result = search_cell(
-        tiny_images(100), 2, EXPERT, Search(update="advantage", epochs=8, learning_rate=0.05), RECIPE, "key"
+        tiny_images(100), 2, EXPERT, SearchSettings(update="advantage", epochs=8, learning_rate=0.05), RECIPE, "key"
     )
     assert max(row["accuracy"] for row in result.history) > 0.8

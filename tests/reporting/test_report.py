@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from par.config import Sweeps
 from par.files import read_json
 from par.reporting import figures
 from par.reporting.report import render, score_matrix
-from tests.reporting_cases import demo_config, distances, inputs, plan, result
-from tests.traceability import check_report
+from tests.reporting.cases import demo_config, distances, inputs, plan, result
+from tests.reporting.traceability import check_report
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_tables_on_disk(report):
 
 
 def test_score_matrix_takes_the_configured_estimator():
-    matrix = score_matrix(distances(), demo_config(), 1, 3)
+    matrix = score_matrix(distances(), demo_config().distance, 1, 3)
     np.testing.assert_allclose(matrix, [[np.nan] * 3, [0.913, np.nan, np.nan], [0.21, 0.8, np.nan]])
 
 
@@ -118,9 +119,8 @@ def test_a_report_of_plans_alone(tmp_path):
 
 
 def test_distances_by_another_estimator_get_a_figure(tmp_path):
-    changes = {"distance_corrected": {"distance": {"estimator": "corrected"}}}
     ablation = replace(demo_config().ablation, variants=("distance_corrected",))
-    config = replace(demo_config(), methods={}, variants=changes, ablation=ablation)
+    config = replace(demo_config(), methods={}, sweeps=Sweeps(), ablation=ablation)
     plans = {"demo_minus": {"par": plan(), "distance_corrected": plan("reuse_cell")}}
     render(tmp_path, config, replace(inputs(), results={}, plans=plans, cells={}, histories={}, sheets={}))
     assert (tmp_path / "figures/demo_minus_distance_corrected.png").is_file()
@@ -130,9 +130,8 @@ def test_distances_by_another_estimator_get_a_figure(tmp_path):
 def test_par_is_no_point_of_a_sweep_at_another_beta(tmp_path, monkeypatch):
     drawn, draw = [], figures.sweep
     monkeypatch.setattr(figures, "sweep", lambda points, *rest: drawn.append(points) or draw(points, *rest))
-    variants = {**demo_config().variants, "alpha_000": {"alpha": 0.0, "beta": 0.75}}
     for name, beta in (("same", 0.75), ("other", 0.6)):
-        render(tmp_path / name, replace(demo_config(), beta=beta, variants=variants), inputs())
+        render(tmp_path / name, replace(demo_config(), beta=beta), inputs())
     same, other = ([alpha for alpha, _ in points] for points in drawn)
     assert same == [0.5, 0.0, 1.0] and other == [0.0, 1.0]
 

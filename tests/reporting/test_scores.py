@@ -9,7 +9,7 @@ import pytest
 
 from par.reporting.published import Value, load_published
 from par.reporting.scores import Score, dvc_metrics, headline, stream_scores
-from tests.reporting_cases import demo_config, result
+from tests.reporting.cases import demo_config, result
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 
 from par.config import Config
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG = Config(preset="test", streams=(), seeds=(0,), methods={})
 # a stage as a program: it runs the code of its first argument with the handle `run`
 PROGRAM = """

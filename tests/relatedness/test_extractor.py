@@ -17,15 +17,15 @@ from skimage import data
 from skimage.transform import resize
 from torchvision.models import resnet18
 
-from par import config
-from par.config import ConfigError
+from par.config import ExtractorSettings
 from par.files import sha256_file
 from par.relatedness import extractor as module
 from par.relatedness.extractor import extract_stream, load_extractor
+from par.schema import ConfigError
 
 
 def settings(**changes):
-    return config.Extractor(**{"network": "efficientnet_lite0", **changes})
+    return ExtractorSettings(**{"network": "efficientnet_lite0", **changes})
 
 
 @pytest.fixture(scope="module")
@@ -213,4 +213,4 @@ def test_stream_is_extracted_by_task_and_split(lite0):
 
 def test_importing_the_module_needs_no_torch():
     code = "import sys, par.relatedness.extractor; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from par.files import read_json
-from tests.traceability import check_report
+from tests.reporting.traceability import check_report
 
-REPORTS = sorted(path.parent for path in (Path(__file__).resolve().parent.parent / "reports").glob("*/metrics.json"))
+REPORTS = sorted(path.parent for path in (Path(__file__).resolve().parents[2] / "reports").glob("*/metrics.json"))
 
 
 @pytest.mark.parametrize("folder", REPORTS, ids=lambda folder: folder.name)

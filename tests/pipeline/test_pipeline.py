@@ -155,7 +155,7 @@ def test_missing_weights_are_one_sentence(routed, tmp_path):
 def reproduced(tmp_path_factory) -> Path:
     """A git repository in which `dvc repro` has run."""
     folder = make_project(tmp_path_factory.mktemp("dvc"))
-    repository = Path(__file__).resolve().parent.parent
+    repository = Path(__file__).resolve().parents[2]
     for name in (".gitignore", ".dvcignore"):
         shutil.copy(repository / name, folder)
     run(folder, "git", "init", "-q")

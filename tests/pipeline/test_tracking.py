@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from par import code
+from par.steps import code_digest
 from pipeline import sync, tracking
 from pipeline.tracking import stage
-from tests.tracking_helpers import CONFIG, PROGRAM, REPOSITORY, git, journals, make_checkout, runs, start_stage
+from tests.pipeline.helpers import CONFIG, PROGRAM, REPOSITORY, git, journals, make_checkout, runs, start_stage
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def checkout(tmp_path, monkeypatch):
 
 def test_imports_lead_from_stages_to_sync_to_the_journal_and_load_no_mlflow():
     names = {"pipeline.tracking", "pipeline.sync", "pipeline.journal"}
-    assert code.import_closure(["pipeline.journal"]) & names == {"pipeline.journal"}
-    assert code.import_closure(["pipeline.sync"]) & names == {"pipeline.sync", "pipeline.journal"}
+    assert code_digest.import_closure(["pipeline.journal"]) & names == {"pipeline.journal"}
+    assert code_digest.import_closure(["pipeline.sync"]) & names == {"pipeline.sync", "pipeline.journal"}
     script = "import sys, pipeline.tracking; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY).returncode == 0
 

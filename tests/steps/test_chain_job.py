@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from par.cells.genotype import DARTS_V1
-from par.config import Config, Expert, Network, Recipe
-from par.steps.chain_job import ChainJob, PlannedTask, assemble, plan_chains
+from par.config import Config, ExpertSettings, NetworkSettings, Recipe
+from par.settings import resolve
+from par.steps.chain_job import ChainJob, ChainTask, assemble, plan_chains
 from par.steps.store import Store
 from par.steps.workers import run_jobs
 from par.streams import build_stream, definition, load_stream
@@ -29,8 +30,8 @@ CONFIG = Config(
     seeds=(0,),
     methods={},
     recipe=Recipe(epochs=2, batch_size=8, learning_rate=0.05),
-    network=Network(width=8),
-    expert=Expert(cells=2, channels=4),
+    network=NetworkSettings(width=8),
+    expert=ExpertSettings(cells=2, channels=4),
 )
 
 
@@ -46,10 +47,9 @@ def directory(tmp_path_factory):
 
 def job(directory, chain=(0, 1, 2), method="finetune", config=CONFIG, head_only=(), learner=None) -> ChainJob:
     genotype = DARTS_V1.to_json() if method == "par" else None
-    planned = tuple(PlannedTask(index, genotype, index in head_only) for index in chain)
-    return ChainJob(
-        learner or method, method, "tiny", directory, 0, planned, (36,) * len(chain), config, torch.device("cpu")
-    )
+    planned = tuple(ChainTask(index, genotype, index in head_only) for index in chain)
+    settings = dataclasses.replace(resolve(config, "tiny", method), learner=learner or method)
+    return ChainJob(settings, directory, 0, planned, (36,) * len(chain), config.predict, torch.device("cpu"))
 
 
 def run(*jobs, store, workers=1):
@@ -155,7 +155,7 @@ def test_a_step_is_shared_exactly_when_nothing_it_depends_on_differs(directory):
     base = job(directory, method="par").step_keys()
     longer = dataclasses.replace(CONFIG, recipe=dataclasses.replace(CONFIG.recipe, epochs=3))
     lighter = dataclasses.replace(CONFIG, distillation=dataclasses.replace(CONFIG.distillation, weight=0.5))
-    elsewhere = dataclasses.replace(CONFIG, workers=7, alpha=0.1, network=Network(width=16), data_dir="x")
+    elsewhere = dataclasses.replace(CONFIG, workers=7, alpha=0.1, network=NetworkSettings(width=16), data_dir="x")
     assert job(directory, method="par", config=longer).step_keys()[0] != base[0]
     assert job(directory, method="par", config=lighter).step_keys()[0] != base[0]
     assert job(directory, method="par", head_only=(1,)).step_keys()[:2] != base[:2]
@@ -207,7 +207,7 @@ def test_finetune_and_independent_begin_alike_on_the_first_task(directory, tmp_p
 
 
 def test_how_methods_divide_a_stream():
-    routed = [[PlannedTask(0), PlannedTask(2)], [PlannedTask(1)]]
+    routed = [[ChainTask(0), ChainTask(2)], [ChainTask(1)]]
     indices = {
         name: [[planned.index for planned in chain] for chain in plan_chains(name, 3, routed)]
         for name in ("finetune", "independent", "par")

@@ -13,7 +13,7 @@ import pytest
 
 from par.reporting.page import rich
 from par.reporting.report import render
-from tests.reporting_cases import demo_config, inputs
+from tests.reporting.cases import demo_config, inputs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking".split()

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from par.config import NAME_PATTERN, ConfigError
 from par.methods import METHODS
 from par.reporting.published import load_published
+from par.schema import NAME_PATTERN, ConfigError
 
 MINIMAL = """
 methods: {par: PAR, ewc: EWC}

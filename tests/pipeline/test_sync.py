@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import sync
 from pipeline.tracking import stage
-from tests.tracking_helpers import CONFIG, git, journals, make_checkout, migrated_database, runs
+from tests.pipeline.helpers import CONFIG, git, journals, make_checkout, migrated_database, runs
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from par.config import ConfigError
 from par.relatedness.prototypes import class_prototypes
+from par.schema import ConfigError
 
 
 def test_means_and_counts_of_unequal_classes():

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from par import metrics
 from par.files import read_json
-from par.reporting import metrics
 from par.reporting.published import Published, load_published
 from par.reporting.scores import FORMATS, METRICS
 from par.seeding import numpy_generator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from par.config import Config
 from par.reporting.provenance import stamp
-from tests.reporting_cases import PROVENANCE, demo_config, plan, result
+from tests.reporting.cases import PROVENANCE, demo_config, plan, result
 
 
 def test_stamp_says_where_numbers_come_from():
@@ -17,7 +17,7 @@ def test_stamp_says_where_numbers_come_from():
     assert stamped["Preset"] == "demo (DEMO)" and stamped["Commit"] == "abc1234-dirty" and stamped["Seeds"] == "0, 1"
     assert stamped["Extractor"] == "resnet18 (sha256 0123456789ab)" and "test machine" in stamped["Hardware"]
     demo, cifar = stamped["Epochs"].removesuffix("; search 100").split("; ")
-    assert demo.startswith("demo_minus: 100 a task (finetune, independent, par, fixed, alpha_000,")
+    assert demo.startswith("demo_minus: 100 a task (finetune, independent, par, fixed, search_advantage, alpha_000,")
     assert cifar == "cifar100_10: 100 a task (finetune, independent, par), 9 a task (ewc)"
     assert stamped["Data"] == "sha256 of the tasks by seed: demo_minus aaaaaaaaaaaa, bbbbbbbbbbbb"
     # seven learners share the steps of 1,000 s of three tasks and two seeds, two variants one search of 600 s

@@ -10,7 +10,7 @@ import pytest
 from par.reporting import tables
 from par.reporting.published import load_published
 from par.reporting.scores import stream_scores
-from tests.reporting_cases import demo_config, plan, result
+from tests.reporting.cases import demo_config, plan, result
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_variants_say_what_they_change(config, published):
     scores = scores_of(config, {"demo_minus": result("demo_minus")}, published)["demo_minus"]
     plans = {"par": plan(), "alpha_000": plan("reuse_cell")}
     rows = {row[0]: row[1:] for row in tables.variant_table(config, "demo_minus", scores, plans, published).rows}
-    assert list(rows) == ["par", "fixed", "alpha_000", "alpha_100", "search_advantage"]
+    assert list(rows) == ["par", "fixed", "search_advantage", "alpha_000", "alpha_100"]
     assert rows["fixed"][0] == "alpha = never, search.update = fixed" and rows["par"][:2] == ("-", "-")
     assert rows["alpha_000"][1] == "1 of 6" and rows["fixed"][1] == "-", "a variant without a plan says nothing"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from par.config import ConfigError
 from par.files import sha256_file
+from par.schema import ConfigError
 from par.streams import SourceError, build_stream, definition, known_streams, load_stream
 from par.streams.definition import plan_stream, read_definition
 from par.streams.sources import Request, load_source
