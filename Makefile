@@ -23,6 +23,10 @@ repro: $(STAMP) ## run the pipeline on params.yaml: all tables and figures (dvc 
 	dvc repro
 
 preset: $(STAMP) ## copy presets/$(P).yaml to params.yaml, then run: make preset P=paper
+	@for known in presets/*.yaml; do ! cmp -s $$known params.yaml || exit 0; done; \
+	git show HEAD:./params.yaml 2>/dev/null | cmp -s - params.yaml || [ ! -e params.yaml ] || [ "$(FORCE)" = 1 ] || \
+	{ echo "params.yaml has edits that are neither committed nor a preset; commit them, or give them up with:" \
+	"make preset P=$(P) FORCE=1" >&2; exit 1; }
 	cp presets/$(P).yaml params.yaml
 	dvc repro
 
