@@ -185,7 +185,7 @@ def test_real_cifar100_streams(real_data, tmp_path):
         no_leak(stream)
     for split, count in stream.tasks[3].counts.items():
         images = stream.tasks[3].split(split).images
-        assert isinstance(images, np.memmap) and images.shape == (count, 32, 32, 3), "a task reads no other's images"
+        assert isinstance(images, np.memmap) and images.shape == (count, 3, 32, 32), "a task reads no other's images"
 
 
 @pytest.mark.slow
