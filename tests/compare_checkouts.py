@@ -212,7 +212,8 @@ def main() -> None:
             if side == "before" and options.before_run:
                 folder = options.before_run.resolve()
                 if read_yaml(folder / "params.yaml") != params:
-                    sys.exit(f"{folder}/params.yaml is not what BEFORE would learn now; leave --before-run out.")
+                    file = folder / "params.yaml"
+                    sys.exit(f"{file} is not what BEFORE would learn; give it as --params-before or learn anew.")
             else:
                 learn(getattr(options, side).resolve(), folder, params)
             folders.append(folder)
