@@ -19,9 +19,8 @@ from pipeline.tracking import Run
 
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``data/features/<stream>.npz``: ``<seed>/<task>/<split>/features`` and ``labels``, and ``meta``."""
-    torch.set_num_threads(
-        1
-    )  # sums in one order on any machine; a second busy process costs two threads 8 times the time
+    # sums in one order on any machine; a second busy process costs two threads 8 times the time
+    torch.set_num_threads(1)
     extractor = load_extractor(config.extractor, resolve_device(config.device))
     streams = {seed: load_stream(STREAMS / stream / str(seed)) for seed in config.seeds}
     splits = config.extractor.splits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def test_a_stage_lists_exactly_the_modules_that_decide_its_content(stage):
     chosen_by_name = {"par/methods", "par/cells"} if stage == "train" else set()  # the registry loads methods by name
     unused = {dep for dep in listed if not any(file == dep or file.startswith(f"{dep}/") for file in imported)}
     assert unused <= chosen_by_name, f"dvc.yaml: {stage} lists {unused} without importing it"
+
+
+@pytest.mark.parametrize("stage", [*PER_STREAM, "tables"])
+def test_a_stage_lists_exactly_the_folders_that_it_reads_and_writes(stage):
+    named = {value for value in vars(importlib.import_module(f"pipeline.{stage}")).values() if isinstance(value, Path)}
+    files = {dep for dep in DAG[stage]["deps"] if not dep.startswith(("par/", "pipeline/"))}
+    files |= {out if isinstance(out, str) else next(iter(out)) for out in DAG[stage]["outs"]}
+    assert {file.split("/${")[0] for file in files} == set(map(str, named))
 
 
 def test_there_are_seven_stages_a_stream_and_one_for_the_tables():

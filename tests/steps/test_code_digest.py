@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from par.methods import METHODS
 from par.steps import code_digest
 
 
@@ -44,7 +45,11 @@ def test_the_digest_sees_code_not_comments_or_docstrings(project):
     assert code_digest.code_digest(["par.top"]) != before
 
 
-def test_methods_do_not_depend_on_one_another():
-    closure = code_digest.import_closure(["par.methods.finetune"], stop=["par.methods"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_depends_on_no_other_but_the_one_it_extends(method):
+    module = METHODS[method].split(":")[0]
+    closure = code_digest.import_closure([module], stop=["par.methods"])
     assert "par.training.trainer" in closure
-    assert "par.methods.par" not in closure and "par.cells.expert" not in closure
+    others = {name for name, path in METHODS.items() if path.split(":")[0] in closure - {module}}
+    assert others == {"cat": {"hat"}}.get(method, set())
+    assert any(name.startswith("par.cells") for name in closure) == (method == "par")
