@@ -32,8 +32,8 @@ from par.operating_system import keep_large_blocks
 from par.settings import resolve
 from par.training.images import Images
 
-GOALS = {"ewc": 1.05, "mas": 1.05, "lwf": 1.4, "er": 2.05, "agem": 2.2}  # of Finetune's time a step (issue 4)
-AVALANCHE_GOALS = {"finetune": 1.2, "ewc": 1.35, "lwf": 2.2, "er": 1.4}  # times as fast as Avalanche (issue 4)
+GOALS = {"ewc": 1.05, "mas": 1.05, "lwf": 1.4, "er": 2.05, "agem": 2.2}  # of Finetune's time a step (sources.md#goals)
+AVALANCHE_GOALS = {"finetune": 1.2, "ewc": 1.35, "lwf": 2.2, "er": 1.4}  # of Avalanche's speed (sources.md#goals)
 TASK_IMAGES = 4500  # of one task of CIFAR100-10
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
@@ -207,7 +207,7 @@ def against_avalanche(options: argparse.Namespace) -> None:
     recipe = Recipe(epochs=1, batch_size=64)
     tasks = [task(index, options.avalanche_images, 32, n_classes=2) for index in range(3)]
     # Ours, its hyper-parameters; theirs and its arguments. Avalanche's EWC squares mean gradients of mini-batches, so
-    # ours does here too; 500 replayed images in both (facts peers D1).
+    # ours does here too; 500 replayed images in both (sources.md#avalanche).
     pairs = (
         ("finetune", {}, supervised.Naive, {}),
         ("ewc", {"fisher": "minibatch"}, supervised.EWC, {"ewc_lambda": 1.0}),

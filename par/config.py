@@ -40,7 +40,7 @@ Threshold = Annotated[float, Range(high=1)]  # scores are at most 1 (eq. 8); -.i
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one task is trained. Defaults: the authors' CIFAR100-10 script for PAR (facts 3.4)."""
+    """How one task is trained. Defaults: the authors' CIFAR100-10 script for PAR (sources.md#par-recipe)."""
 
     epochs: Count = 100
     batch_size: Count = 64
@@ -58,7 +58,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Backbone of the single-network baselines (facts 6a)."""
+    """Backbone of the single-network baselines (sources.md#resnet)."""
 
     name: Literal["resnet18_light"] = "resnet18_light"
     width: Count = 64  # channels of all four stages; 64 gives the paper's 607,050 parameters
@@ -67,7 +67,7 @@ class NetworkSettings:
 
 @dataclass(frozen=True)
 class ExpertSettings:
-    """Shape of PAR's experts and of the search network (facts 4.17.4)."""
+    """Shape of PAR's experts and of the search network (sources.md#expert)."""
 
     cells: Count = 4
     channels: Annotated[int, Range(2)] = 64  # per node, constant over the cells; even (factorised reductions halve it)
@@ -75,7 +75,7 @@ class ExpertSettings:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Architecture search for a task that no expert fits (facts 4.17.5)."""
+    """Architecture search for a task that no expert fits (sources.md#par-search)."""
 
     update: Literal["mdl", "advantage", "random", "fixed"] = "mdl"  # fixed: DARTS_V1 for every task, no search
     epochs: Count = 100

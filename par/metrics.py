@@ -1,7 +1,7 @@
 """Accuracy matrix, continual-learning metrics and their uncertainty.
 
 ``r_ij`` is the accuracy on the test set of task j after step i (tasks and steps counted from 1 in the formulas), T the
-number of tasks. The field calls several different quantities "forgetting" (facts/peers.md B4); each has its own name:
+number of tasks. The field calls several different quantities "forgetting" (sources.md#metrics); each has its own name:
 
 ============================ ========================================================================== ==============
 function                     formula                                                                    forgetting is
@@ -70,7 +70,7 @@ def accuracy_matrix(
 
 
 def average_accuracy(matrix: np.ndarray) -> float:
-    """AP = 1/T sum_j r_Tj, the paper's average performance (facts/baselines.md 0)."""
+    """AP = 1/T sum_j r_Tj, the paper's average performance (sources.md#metrics)."""
     return _mean(matrix[-1])
 
 

@@ -22,7 +22,7 @@ def keep_large_blocks() -> None:
     """Let glibc reuse blocks of up to 1 GiB instead of mapping and clearing each anew.
 
     A feature map of 32 MiB and more is such a block. Measured on one thread: Finetune trains 6-9% faster, ER at twice
-    the batch in 1.96 instead of 2.23 times Finetune's time.
+    the batch in 1.96 instead of 2.23 times Finetune's time (sources.md#cpu).
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""Search for a cell by sampling one operation per edge (paper 3.3, "MDL"; facts 4.17.5) and two ways to learn from it.
+"""Search for a cell by sampling one operation per edge ("MDL", sources.md#par-search) and two ways to learn from it.
 
 One epoch = draw one operation for every edge of the normal and of the reduction cell, train that path of the
 :class:`par.cells.supernet.Supernet` on half of the training data, measure its accuracy on the other half, and update
@@ -60,7 +60,7 @@ class Mdl:
 
     ``p_i += step * (#{j: n_i < n_j and a_i > a_j} - #{j: n_i > n_j and a_i < a_j})``, where n counts how often an
     operation was drawn and a is its latest accuracy; then ``p = softmax(p)``, after every epoch. The softmax of
-    numbers near 1/6 is near 1/6: probabilities hardly leave uniform, as in the released code (facts 4.17.5).
+    numbers near 1/6 is near 1/6: probabilities hardly leave uniform, as in the released code (sources.md#par-search).
     """
 
     def __init__(self, step: float):
@@ -98,7 +98,7 @@ class Advantage:
     0.05 amid effects and noise of 0.02, 1,000 runs): temperatures of 0.5, 1 and 2 root mean squares find the good
     operation in 92%, 92% and 94% of the runs, fixed ones of 0.005, 0.02 and 0.05 in 73%, 90% and 93%; averages of rate
     0.1, 0.3 and 0.5 in 90%, 92% and 93%. Uniform draws valued in this way find it in 91%, ``mdl`` in 30%, chance in
-    20%: what matters is the value, not whom the draws favour.
+    20%: what matters is the value, not whom the draws favour (sources.md#search-simulation).
     """
 
     AVERAGE_RATE = 0.3  # weight of the newest accuracy in the moving average
@@ -143,8 +143,8 @@ def best_genotype(values: np.ndarray) -> Genotype:
     """The cell of the highest values (float [2, 14, 6]): per edge the best operation but "none", per node the two
     edges whose best operation is worth most.
 
-    The value of "none" plays no part (facts 4.17.5). Ties go to the operation that comes first in ``OPERATIONS`` and
-    to the earlier predecessor; a node lists its two edges by predecessor.
+    The value of "none" plays no part (sources.md#par-search). Ties go to the operation that comes first in
+    ``OPERATIONS`` and to the earlier predecessor; a node lists its two edges by predecessor.
     """
 
     def node(kind_values: np.ndarray, index: int) -> tuple[tuple[str, int], ...]:

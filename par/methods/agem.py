@@ -1,4 +1,4 @@
-"""A-GEM: averaged gradient episodic memory (Chaudhry et al. 2019)."""
+"""A-GEM: averaged gradient episodic memory (Chaudhry et al. 2019, sources.md#agem)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from par.training.losses import cross_entropy
 
 
 class AGem(Rehearsal):
-    """Where the gradient g of the current batch would raise the loss on past tasks, it is projected (facts 4.7):
+    """Where the gradient g of the current batch would raise the loss on past tasks, it is projected (sources.md#agem):
 
         g <- g - (<g, g_ref> / <g_ref, g_ref>) g_ref      if <g, g_ref> < 0
 
@@ -28,10 +28,10 @@ class AGem(Rehearsal):
 
     @dataclass(frozen=True)
     class Hyper:
-        """PAR's rows come from Mammoth's code with a memory of unknown size (facts 4.7, 7.4)."""
+        """PAR's rows come from Mammoth's code with a memory of unknown size (sources.md#agem)."""
 
-        per_class: Count = 13  # A-GEM's own ring buffer on split CIFAR; Mammoth stores one batch a task (facts 4.7)
-        reference_batch: Count | None = None  # null: the batch size, as in Mammoth; A-GEM's own: 256 (facts 4.7)
+        per_class: Count = 13  # A-GEM's ring buffer on split CIFAR; Mammoth stores one batch a task (sources.md#agem)
+        reference_batch: Count | None = None  # null: the batch size, as in Mammoth; A-GEM's own: 256 (sources.md#agem)
 
     def start_task(self, task: LearningTask, step: Step) -> None:
         super().start_task(task, step)

@@ -1,4 +1,4 @@
-"""CAT: HAT's masks, opened for similar tasks, and attention over their features (Ke et al., NeurIPS 2020)."""
+"""CAT: HAT's masks, opened for similar tasks, and attention over their features (Ke et al. 2020, sources.md#cat)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from par.schema import ConfigError, Count, NonNegative, Positive
 from par.training import trainer
 from par.training.losses import cross_entropy
 
-MIN_TOKENS = 2  # similar tasks without which there is no attention path (facts 4.10.3)
+MIN_TOKENS = 2  # similar tasks without which there is no attention path (sources.md#cat)
 
 
 class Cat(Hat):
-    """A multilayer perceptron with HAT's masks a and A (:class:`par.methods.hat.Hat`; facts 4.10). For task t:
+    """A multilayer perceptron with HAT's masks a and A (:class:`par.methods.hat.Hat`; sources.md#cat). For task t:
 
     1. Earlier task j is similar iff a linear read-out on j's frozen masked network classifies t's validation images
        better than a network trained from scratch on t, of which half the units are masked (``similarity``).
@@ -51,7 +51,7 @@ class Cat(Hat):
 
     @dataclass(frozen=True)
     class Hyper:
-        """Defaults: CAT's own run (facts 4.10), which trains by SGD at 0.025 without momentum or decay."""
+        """Defaults: CAT's own run (sources.md#cat), which trains by SGD at 0.025 without momentum or decay."""
 
         width: Count = 2000  # units of both layers
         n_heads: Count = 5  # of the attention; must divide width

@@ -1,4 +1,4 @@
-"""ER: experience replay, as MNTDP runs it for CTrL."""
+"""ER: experience replay, as MNTDP runs it for CTrL (Chaudhry et al. 2019, sources.md#er)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from par.training.losses import cross_entropy
 
 
 class Er(Rehearsal):
-    """L = mean CE over the current batch and as many images of the memory, each through its own task's head (facts 4.6)
+    """L = mean CE over the current batch and as many images of the memory, each through its task's head (sources.md#er)
 
     One forward pass on the joined batch, so batch-normalisation statistics are those of both parts. ``ring`` keeps
     ``per_class`` images of every class, ``reservoir`` a uniform sample of all images, of ``per_class`` times the
@@ -29,7 +29,7 @@ class Er(Rehearsal):
     class Hyper:
         """MNTDP runs both modes as separate learners."""
 
-        per_class: Count = 15  # MNTDP's stream configurations; its class's default is 10 (facts 4.6)
+        per_class: Count = 15  # MNTDP's stream configurations; its class's default is 10 (sources.md#er)
         mode: Literal["ring", "reservoir"] = "ring"
 
     def loss(self, batch: trainer.Batch) -> Tensor:

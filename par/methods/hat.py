@@ -1,4 +1,4 @@
-"""HAT: hard attention to the task, learned masks over the units of one network (Serra et al., ICML 2018)."""
+"""HAT: hard attention to the task, learned masks over one network's units (Serra et al. 2018, sources.md#hat)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_EXPONENT = 50.0  # in the compensation: cosh overflows float32 at 89
 
 
 class Hat(ProtectedTrunk):
-    """Every hidden layer l has an embedding e_l of each task (facts 4.9); its units are multiplied by
+    """Every hidden layer l has an embedding e_l of each task (sources.md#hat); its units are multiplied by
 
         a_l = sigmoid(s e_l),    s = 1/s_max + (s_max - 1/s_max) (b - 1)/(B - 1) in batch b of B, s_max in evaluation.
 
@@ -48,7 +48,7 @@ class Hat(ProtectedTrunk):
 
     @dataclass(frozen=True)
     class Hyper:
-        """Defaults: HAT's own runs (facts 4.9), which train by SGD at 0.05 without momentum or decay."""
+        """Defaults: HAT's own runs (sources.md#hat), which train by SGD at 0.05 without momentum or decay."""
 
         network: Literal["alexnet", "resnet18_light"] = "alexnet"
         width: Positive = 1.0  # factor of the AlexNet's layer sizes; MNTDP's wider HAT: 2.5

@@ -1,4 +1,4 @@
-"""Learn to Grow: every layer of a new task reuses, adapts or adds a kernel (Li et al. 2019, arXiv:1904.00310)."""
+"""Learn to Grow: each layer reuses, adapts or adds a kernel (Li et al. 2019, sources.md#learn-to-grow)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REUSE, ADAPT, NEW = "reuse", "adapt", "new"
 
 @dataclass(frozen=True)
 class Hyper:
-    """Hyper-parameters of Learn to Grow (facts 4.12)."""
+    """Hyper-parameters of Learn to Grow (sources.md#learn-to-grow)."""
 
     search_epochs: Count = 50  # the published script's, which the released code ignores for its internal 100
     search_learning_rate: Positive = 0.025  # SGD with cosine annealing, on kernels, adapters, BatchNorm and head
@@ -35,7 +35,7 @@ class Hyper:
     choice_weight_decay: NonNegative = 3e-4
     # Ours. The released code's effective value is 1, which outweighs the cross-entropy: on toy tasks it reused all 20
     # layers (validation accuracy .67); 0.1 reused 19 (.96), 0.01 reused 13 and adapted 6 (.94). The paper's M asks for
-    # about 4 new kernels, or more adapted ones, per task.
+    # about 4 new kernels, or more adapted ones, per task (sources.md#learn-to-grow).
     size_weight: NonNegative = 0.01
 
 
@@ -143,7 +143,7 @@ class Search(trainer.Trainable):
 
 
 class LearnToGrow(Modular):
-    """Learn to Grow on the light ResNet18, with every convolution as a layer of the library (facts 4.12).
+    """Learn to Grow on the light ResNet18, with every convolution as a layer of the library (sources.md#learn-to-grow).
 
     A layer holds the c kernels that earlier tasks added. For a new task it reuses one, adapts one (adds the output of
     a new 1x1 convolution) or adds a new one. The search minimises, alternately over the choices' weights

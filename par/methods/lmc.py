@@ -1,4 +1,4 @@
-"""LMC: local module composition (Ostapenko et al. 2021, arXiv:2111.07736)."""
+"""LMC: local module composition (Ostapenko et al. 2021, sources.md#lmc)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from par.schema import Count, Index, NonNegative, Positive
 from par.training import trainer
 from par.training.losses import cross_entropy
 
-MOMENTUM = 0.1  # of the running structural losses, as of BatchNorm's statistics (facts 4.16)
+MOMENTUM = 0.1  # of the running structural losses, as of BatchNorm's statistics (sources.md#lmc)
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """Hyper-parameters of LMC; defaults are the authors' for S-, other streams in facts 4.16."""
+    """Hyper-parameters of LMC; defaults are the authors' for S-, other streams in sources.md#lmc."""
 
     channels: Count = 64
     threshold: NonNegative = 4.0  # z-score above which a batch is foreign to a module; S+ and S_pl: 1.5
@@ -96,7 +96,7 @@ def relevance(losses: Tensor, mean_losses: Tensor, temperature: float, prior_tem
     """Weights [n, M] of M modules from structural losses [n, M] of images and means [M] over the batch or the task.
 
     softmax(-ln losses / temperature) * softmax(-ln mean_losses / prior_temperature), normalised over the modules
-    (facts 4.16).
+    (sources.md#lmc).
     """
     tiny = torch.finfo(losses.dtype).tiny
     likelihood = -losses.clamp_min(tiny).log() / temperature
@@ -105,7 +105,7 @@ def relevance(losses: Tensor, mean_losses: Tensor, temperature: float, prior_tem
 
 
 class Lmc(Modular):
-    """Four layers of modules; each judges by its structural loss s_m whether an input is its own (facts 4.16).
+    """Four layers of modules; each judges by its structural loss s_m whether an input is its own (sources.md#lmc).
 
         gamma_m(x) ~ softmax_m(-ln s_m(x) / temperature) softmax_m(-ln mean(s_m) / prior_temperature)
         x_{l+1} = sum_m gamma_m(x_l) f_m(x_l),   L = CE + structural_weight * sum_l mean(s)

@@ -1,4 +1,4 @@
-"""LwF: learning without forgetting (Li and Hoiem 2017)."""
+"""LwF: learning without forgetting (Li and Hoiem 2017, sources.md#lwf)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from par.training.losses import cross_entropy, distillation
 
 
 class LwF(Distilled):
-    """L = CE(h_t(f(x)), y) + weight * sum_{j<t} KD_T(h_j(f(x)), h_j^old(f^old(x)))        (facts 3.5, 4.5)
+    """L = CE(h_t(f(x)), y) + weight * sum_{j<t} KD_T(h_j(f(x)), h_j^old(f^old(x)))        (sources.md#lwf)
 
     The teacher is the network as it was before the task, in eval mode and on the same augmented batch. The trunk and
     all heads are trained. The new head has no warm-up. Nothing is kept between tasks.
@@ -22,10 +22,10 @@ class LwF(Distilled):
 
     @dataclass(frozen=True)
     class Hyper:
-        """Other public values: weight 1 (PAR's parser), 2 with T = 1 (HAT), 10 (FACIL), 3 (Mammoth); facts 4.5."""
+        """Other public values: weight 1 (PAR's parser), 2 with T = 1 (HAT), 10 (FACIL), 3 (Mammoth); sources.md#lwf."""
 
-        weight: NonNegative = 2.0  # PAR's script for MiniImageNet-20 (facts 3.4)
-        temperature: Positive = 2.0  # fixed in PAR's code (facts 3.5)
+        weight: NonNegative = 2.0  # PAR's script for MiniImageNet-20 (sources.md#par-recipe)
+        temperature: Positive = 2.0  # fixed in PAR's code (sources.md#distillation)
 
     def modules_to_train(self) -> list[nn.Module]:
         return [self.trunk, self.heads]

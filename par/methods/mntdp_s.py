@@ -1,4 +1,4 @@
-"""MNTDP-S: paths through an earlier task's and fresh blocks are sampled, scored by REINFORCE (Veniat et al. 2021)."""
+"""MNTDP-S: paths through old and fresh blocks, sampled by REINFORCE (Veniat et al. 2021, sources.md#mntdp-s)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from par.training import trainer
 
 @dataclass(frozen=True)
 class Hyper:
-    """Hyper-parameters of MNTDP-S (facts 4.14)."""
+    """Hyper-parameters of MNTDP-S (sources.md#mntdp-s)."""
 
     k: Count = 15  # neighbours in the choice of the source; the authors' s_long configuration: 5
     connections: Connections = "fw"  # as in MNTDP-D
@@ -83,7 +83,7 @@ def _origins(drawn: Tensor) -> Tensor:
 
 
 class MntdpS(Mntdp):
-    """Modular networks with task-driven priors, stochastic search (arXiv:2012.12631; facts 4.14).
+    """Modular networks with task-driven priors, stochastic search (arXiv:2012.12631; sources.md#mntdp-s).
 
     Source and graph are those of MNTDP-D. Every image of a batch takes a path a ~ p of its own (so does the authors'
     code, where the baseline below is the mean over the batch). Fresh blocks are trained by the recipe on the

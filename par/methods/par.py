@@ -1,4 +1,4 @@
-"""PAR: each group of related tasks shares one expert, regularised by distillation (CVPR 2023)."""
+"""PAR: related tasks share one expert, regularised by distillation (Wang et al. 2023, sources.md#par)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Par(Distilled):
         L = CE(h_t(E(x)), y) + weight * sum_{j in G} KD_T(h_j(E(x)), h_j^old(E^old(x)))
 
     with the state before the task as teacher, on the same augmented batch (the paper records the teacher's outputs
-    once on the plain images; facts 6d.13). Old heads are frozen unless ``distillation.train_old_heads``. A task that
-    the plan marks ``head_only`` trains nothing but its head, with the expert in eval mode.
+    once on the plain images; sources.md#par-code). Old heads are frozen unless ``distillation.train_old_heads``. A task
+    that the plan marks ``head_only`` trains nothing but its head, with the expert in eval mode.
     """
 
     chains = "plan"

@@ -1,4 +1,4 @@
-"""PNN: a column per task that reads all earlier columns (Rusu et al. 2016, arXiv:1606.04671)."""
+"""PNN: a column per task that reads all earlier columns (Rusu et al. 2016, sources.md#pnn)."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class Hyper:
     """Hyper-parameters of PNN."""
 
     # whether earlier columns are evaluated with their own laterals, as Rusu et al. define it; PAR's code leaves them
-    # out (facts 4.11), and the paper's table is made with that
+    # out (sources.md#pnn), and the paper's table is made with that
     old_laterals: bool = False
 
 
 class Pnn(Modular):
-    """The column network of PAR's repository on the light ResNet18 (facts 4.11).
+    """The column network of PAR's repository on the light ResNet18 (sources.md#pnn).
 
     With x_s^j the input of stage s in column j, column t computes
 

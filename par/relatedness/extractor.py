@@ -101,7 +101,7 @@ def load_extractor(settings: ExtractorSettings, device: str | torch.device = "cp
     import torch
 
     name, weights = _choose(settings)
-    with torch.device("meta"):  # no initial weights: they would cost 0.3 s and draw from the global generator
+    with torch.device("meta"):  # no initial weights: they would cost time and draw from the global generator
         if name == "resnet18":
             network, classifier, mean, std = _resnet18(), "fc", RESNET18_MEAN, RESNET18_STD
         else:
@@ -211,7 +211,7 @@ def _efficientnet_lite0_weights() -> Path:
 
 
 def _resnet18() -> torch.nn.Module:
-    """torchvision's ResNet18; 11,176,512 parameters without its classifier (facts 6d, row 32)."""
+    """torchvision's ResNet18; 11,176,512 parameters without its classifier (sources.md#extractor)."""
     from torchvision.models import resnet18
 
     return resnet18()

@@ -1,7 +1,7 @@
 """Jobs that fill the store, run one after another or in local worker processes, with the same results.
 
 Every job computes with one CPU thread, whatever the number of workers: sums then have one order, and two jobs side by
-side measured 1.05-1.14 times the throughput of one job on two threads (facts peers D2).
+side measured 1.05-1.14 times the throughput of one job on two threads (`benchmarks.speed workers`, sources.md#cpu).
 """
 
 from __future__ import annotations

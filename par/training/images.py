@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BRIGHTNESS = 63 / 255  # largest relative change of the "brightness" augmentation (PAR's CIFAR-100 loader, facts 6c)
+BRIGHTNESS = 63 / 255  # largest relative change of the "brightness" augmentation (PAR's loader, sources.md#cifar)
 
 
 class Images:

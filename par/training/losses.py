@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy of the softened student against the softened teacher (paper eq. 10, facts 3.5).
+    """Cross-entropy of the softened student against the softened teacher (paper eq. 10, sources.md#distillation).
 
     Mean over the batch of ``-sum_k q_k ln p_k`` with p and q the softmax of logits / temperature. No factor T^2, and
     the teacher's entropy is not subtracted: the gradient is that of the KL divergence.

@@ -15,7 +15,7 @@ from par.config import Recipe
 from par.training.images import Images
 
 # Images predicted at once. On a CPU small batches stay in the cache: an expert of 64 channels does 115 images a CPU
-# second in batches of 64 with 1.0 GB resident, 73 in batches of 1024 with 5.9 GB.
+# second in batches of 64 with 1.0 GB resident, 73 in batches of 1024 with 5.9 GB (sources.md#cells).
 EVALUATION_BATCH = {"cpu": 64, "cuda": 1024}
 
 
@@ -70,7 +70,7 @@ def fit(
     """Train ``model`` on one task and leave it with its best weights, frozen and in eval mode.
 
     A fresh optimiser per call. After each epoch the validation accuracy is measured; only a strictly better one
-    replaces the kept weights, and 0 never does (facts 3.3). Test data never comes here.
+    replaces the kept weights, and 0 never does (sources.md#par-recipe). Test data never comes here.
 
     Args:
         key: name of the random streams (batch order, augmentation).
@@ -161,7 +161,7 @@ def accuracy(predict: Callable[[Tensor], Tensor], images: Images) -> float:
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 on CUDA; nothing on a CPU, where it measured 0.68-0.78 of float32's speed (facts peers D2)."""
+    """bfloat16 on CUDA; nothing on a CPU, where it measured 0.68-0.78 of float32's speed (sources.md#cpu)."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 

@@ -31,7 +31,7 @@ def n_unused_in_reference(expert: Expert) -> int:
 
 @pytest.mark.parametrize(
     "genotype, n_cells, channels, ours, reference",
-    [  # reference: facts 6e
+    [  # reference: sources.md#expert
         (DARTS_V1, 4, 64, 221_120, 221_376),
         (DARTS_V2, 4, 64, 230_720, 230_976),
         (uniform_genotype("sep_conv_3x3"), 4, 64, 432_320, 432_576),
@@ -94,7 +94,7 @@ def test_gradients_equal_one_relu_per_operation():
 
 
 def slow_two_cells(expert: Expert, images: torch.Tensor) -> torch.Tensor:
-    """An expert of two cells (both reductions, all operations avg_pool) written out from facts 4.17.4."""
+    """An expert of two cells (both reductions, all operations avg_pool) written out from sources.md#expert."""
 
     def pool(x: torch.Tensor, stride: int) -> torch.Tensor:
         return nn.functional.avg_pool2d(x, 3, stride, 1, count_include_pad=False)

@@ -20,7 +20,7 @@ RUNS = 60  # of the simulation
 
 
 def slow_mdl(choices: np.ndarray, accuracies: list[float], step: float) -> np.ndarray:
-    """Facts 4.17.5 in loops."""
+    """The released update (sources.md#par-search) in loops."""
     p = [[[1 / 6] * 6 for _ in range(14)] for _ in range(2)]
     count = [[[0] * 6 for _ in range(14)] for _ in range(2)]
     latest = [[[0.0] * 6 for _ in range(14)] for _ in range(2)]
@@ -60,7 +60,7 @@ def test_mdl_equals_the_released_update_in_loops(seed):
 
 
 def test_mdl_stays_near_uniform():
-    """The softmax after every epoch keeps probabilities within [.157, .177] (facts 4.17.5)."""
+    """The softmax after every epoch keeps probabilities within [.157, .177] (sources.md#par-search)."""
     update = Mdl(step=0.01)
     for choice, accuracy in zip(*random_course(0, epochs=200)):
         update.update(choice, accuracy)
@@ -119,7 +119,7 @@ def test_sample_follows_the_probabilities():
 
 def simulate(make_update, seed: int, epochs: int = 100) -> bool:
     """Whether the update finds the planted operation: edge 0 of 14 has one worth 0.05, all other edges' operations are
-    worth normal(0, 0.02), accuracy rises over the epochs and has noise of 0.02 (design 5)."""
+    worth normal(0, 0.02), accuracy rises over the epochs and has noise of 0.02 (sources.md#search-simulation)."""
     generator = np.random.default_rng(seed)
     worth = generator.normal(0, 0.02, size=(14, 6))
     good = generator.integers(1, 6)

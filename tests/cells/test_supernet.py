@@ -21,7 +21,7 @@ def everywhere(name: str) -> dict[str, list[int]]:
 
 
 def test_parameter_count():
-    """The reference's 947,010 (facts/peers.md D3) are this body and a head for two classes."""
+    """The reference's 947,010 (sources.md#par-search) are this body and a head for two classes."""
     with torch.device("meta"):
         supernet = Supernet(4, 64)
     n_params = sum(parameter.numel() for parameter in supernet.parameters())

@@ -23,7 +23,7 @@ def trained(**hyper):
     return method
 
 
-def test_functional_parts_have_the_facts_sizes():
+def test_functional_parts_have_the_authors_sizes():
     assert n_params(LocalModule(3, 64).functional) == 1_920
     assert n_params(LocalModule(64, 64).functional) == 37_056
 

@@ -1,4 +1,4 @@
-"""The networks of HAT, GPM and CAT: sizes of facts 6a and image sizes."""
+"""The networks of HAT, GPM and CAT: sizes in sources.md#alexnet and image sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks: sizes of facts 6a, layouts, image sizes."""
+"""Networks: sizes in sources.md#resnet, layouts, image sizes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ with stage(Config(preset="test", streams=(), seeds=(0,), methods={}), "train", i
 
 @functools.cache
 def migrated_database() -> Path:
-    """An MLflow database with tables and no experiment of ours; making one takes 4 to 10 s, copying one nothing."""
+    """An MLflow database with tables and no experiment of ours; making one takes 4 to 10 s (sources.md#mlflow)."""
     from mlflow import MlflowClient
 
     path = Path(tempfile.mkdtemp(prefix="par-test-")) / "mlflow.db"

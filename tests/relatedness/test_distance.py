@@ -36,7 +36,7 @@ def two_tasks(seed=0, dimensions=24, spread=1.0, new_counts=(6, 9, 14, 3), old_c
 
 
 def slow_distance(estimator, features, labels, own, other):
-    """Word by word: paper eq. 6, facts 4.17.2 and design section 5."""
+    """Word by word: paper eq. 6, sources.md#par-code and sources.md#distance-corrected."""
     total = 0.0
     for label in range(len(own.means)):
         logarithms = []
@@ -110,7 +110,7 @@ def run_python(*arguments):
     return run.stdout
 
 
-# --- the floor of facts 4.17.3 ---------------------------------------------------------------------------------------
+# --- the floor (sources.md#distance-floor) ---------------------------------------------------------------------------
 
 FLOOR_TABLE = [  # n, m, classes, D as simulated there, mapped
     (200, 200, 10, 0.050, 0.050),

@@ -27,7 +27,7 @@ def published():
 
 
 def test_every_table_is_complete(published):
-    """Counts of printed numbers, by hand from facts/baselines.md 2."""
+    """Counts of printed numbers, by hand from the paper (sources.md#par-numbers)."""
     assert Counter(value.table for value in published.values) == {
         "ctrl": 2 * (11 * 6 - 3) - 1,  # three rows without S_long, one AP without its AF
         "mixed": 4,

@@ -1,4 +1,4 @@
-"""The paper's benchmarks: sizes and relations of facts 6b and 6c, on plans with stand-ins and on real images."""
+"""The paper's benchmarks (sources.md#ctrl, sources.md#cifar): sizes and relations, on stand-ins and on real images."""
 
 from __future__ import annotations
 

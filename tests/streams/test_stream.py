@@ -46,7 +46,7 @@ def test_every_definition_is_valid_and_names_its_source_in_a_comment():
     assert {"demo_minus", "demo_long", "ctrl_minus", "ctrl_long", "mixed", "cifar100_coarse"} <= set(known_streams())
     for name in known_streams():
         read_definition(name)
-        assert "facts 6" in (definition.DEFINITIONS / f"{name}.yaml").read_text().splitlines()[0] or "small" in name
+        assert "sources.md#" in (definition.DEFINITIONS / f"{name}.yaml").read_text().splitlines()[0] or "small" in name
 
 
 def test_counts_and_repeated_classes_of_demo_minus(tmp_path):

@@ -26,7 +26,7 @@ def test_distillation_on_hand_numbers():
 
 
 def test_distillation_equals_the_public_codes_form():
-    """Softmax, power 1/T, renormalise (facts 3.5); its epsilon of 1e-5 is the tolerance."""
+    """Softmax, power 1/T, renormalise (sources.md#distillation); its epsilon of 1e-5 is the tolerance."""
     torch.manual_seed(0)
     student, teacher, temperature = torch.randn(16, 5), torch.randn(16, 5), 2.0
     p, q = student.softmax(1) ** (1 / temperature), teacher.softmax(1) ** (1 / temperature)

@@ -63,7 +63,7 @@ class Memory(nn.Module):
 
 
 class Recall:
-    """Draws batches from what ``memory`` holds now, uniformly with replacement (facts 4.6.3).
+    """Draws batches from what ``memory`` holds now, uniformly with replacement (sources.md#er).
 
     Every image is normalised by the statistics of its own task and augmented like the current data.
 
@@ -140,7 +140,7 @@ class Rehearsal(SharedTrunk):
 
     def n_state(self) -> int:
         n_numbers = self.memory.pixels[:1].numel() if len(self.memory) else 0
-        return len(self.memory) * (n_numbers + 2)  # MNTDP's count: pixels, label and task (facts 4.6)
+        return len(self.memory) * (n_numbers + 2)  # MNTDP's count: pixels, label and task (sources.md#er)
 
     @property
     def task_ids(self) -> list[int]:

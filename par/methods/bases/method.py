@@ -167,7 +167,7 @@ class Method(trainer.Trainable):
 
 
 class SharedTrunk(Method):
-    """One network for all tasks of the chain, one head a task; old heads are not trained (facts 3.3)."""
+    """One network for all tasks of the chain, one head a task; old heads are not trained (sources.md#par-recipe)."""
 
     def __init__(self, settings: LearnerSettings, device: torch.device | str = "cpu"):
         super().__init__(settings, device)

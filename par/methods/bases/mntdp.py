@@ -1,4 +1,4 @@
-"""What MNTDP-S and MNTDP-D share: the library of blocks, the source task, the graph of paths (Veniat et al. 2021)."""
+"""What MNTDP-S and MNTDP-D share: library of blocks, source task, paths (Veniat et al. 2021, sources.md#mntdp)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from par.networks import build_network
 from par.training import trainer
 from par.training.images import Images
 
-N_BLOCKS = 7  # stem, stages 1-3, the two blocks of stage 4, head (facts 4.14)
+N_BLOCKS = 7  # stem, stages 1-3, the two blocks of stage 4, head (sources.md#mntdp)
 SOURCE, FRESH = 0, 1
-MAX_KNN_IMAGES = 1000  # of each split (facts 4.15)
+MAX_KNN_IMAGES = 1000  # of each split (sources.md#mntdp)
 KNN_BATCH = 256  # images; 1000 at 64 px would take 1 GB a feature map
 
 Connections = Literal["fw", "bw", "fw_bw"]

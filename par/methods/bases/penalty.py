@@ -15,16 +15,16 @@ from par.methods.bases.method import LearningTask, SharedTrunk, Step
 from par.schema import Count, Fraction
 from par.training import trainer
 
-CHUNK = 32  # images whose gradients are held at once: 77 MB at width 64; 16 to 64 measured within 5%
+CHUNK = 32  # images whose gradients are held at once: 77 MB at width 64; 16 to 64 are within 5% (sources.md#cpu)
 
 
 @dataclass(frozen=True)
 class PenaltyHyper:
     """Hyper-parameters of every quadratic penalty; each method adds the strength ``weight`` and its importance."""
 
-    merge: Literal["mean", "sum", "online"] = "mean"  # PAR's code, to which its weights belong (facts 4.3a, 4.4)
-    decay: Fraction = 0.9  # of old importance, online only (MNTDP on S_long, facts 4.3b)
-    samples: Count | None = 1024  # training images of the exact estimate (MNTDP, facts 4.3b); null: all
+    merge: Literal["mean", "sum", "online"] = "mean"  # PAR's code, which its weights belong to (sources.md#ewc)
+    decay: Fraction = 0.9  # of old importance, online only (MNTDP on S_long, sources.md#ewc)
+    samples: Count | None = 1024  # training images of the exact estimate (MNTDP, sources.md#ewc); null: all
 
 
 class QuadraticPenalty(SharedTrunk):
@@ -88,7 +88,7 @@ class QuadraticPenalty(SharedTrunk):
         """Mean of the strengths of single images' gradients, on ``hyper.samples`` training images as they are.
 
         In eval mode batch normalisation treats every image by itself, so ``vmap`` over single images is exact. It costs
-        1.6 times as much an image as a training step (measured, width 64, 32 px, 1 thread; 2.0 in channels_last).
+        1.6 times as much an image as a training step (width 64, 32 px, 1 thread; 2.0 in channels_last; sources.md#cpu).
         """
         order = torch.randperm(len(task.train), generator=seeding.torch_generator(step.key, "importance"))
         gradients_of = vmap(self._gradient(task), in_dims=(None, 0, 0))
@@ -101,7 +101,7 @@ class QuadraticPenalty(SharedTrunk):
 
     def minibatch_importance(self, task: LearningTask, step: Step) -> Tensor:
         """Mean over mini-batches of the strength of each one's mean gradient: one epoch of augmented batches, as in
-        PAR's code (facts 4.3a), but in eval mode, where the code lets batch-normalisation statistics drift."""
+        PAR's code (sources.md#ewc), but in eval mode, where the code lets batch-normalisation statistics drift."""
         order, augmentation = (
             seeding.torch_generator(step.key, f"importance/{name}") for name in ("order", "augmentation")
         )
