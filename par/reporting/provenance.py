@@ -69,22 +69,24 @@ def _epochs(config: Config, streams: Iterable[str]) -> str:
 def effective_settings(config: Config) -> list[tuple[str, dict[str, Any]]]:
     """What decides how each learner learns, after all overrides: (who and on which streams, settings), equal ones once.
 
-    A block that the learner does not read is left out.
+    A block that the learner does not read is left out, and of a variant of PAR all that is as PAR's.
     """
     groups: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {}
     for stream in config.streams:
         for learner in config.learners(stream):
             shown = _settings_shown(config, stream, learner)
+            if learner != PAR and config.method_of(learner) == PAR:
+                shown = _differing(shown, _settings_shown(config, stream, PAR))
             _, who = groups.setdefault(canonical_json(shown), (shown, {}))
             who.setdefault(learner, []).append(stream)
-    words = []
-    for shown, who in groups.values():
-        parts = [f"{learner} on {', '.join(streams)}" for learner, streams in who.items()]
-        words.append(("; ".join(parts), shown))
-    return words
+    return [
+        ("; ".join(f"{learner} on {', '.join(streams)}" for learner, streams in who.items()), shown)
+        for shown, who in groups.values()
+    ]
 
 
 def _settings_shown(config: Config, stream: str, learner: str) -> dict[str, Any]:
+    """The settings of a learner, "never" for a threshold that is below every score."""
     settings = resolve(config, stream, learner)
     blocks = load_method(settings.method).blocks
     shown = {name: to_plain(getattr(settings, name)) for name in ("method", "hyper", "recipe", *blocks)}
@@ -93,6 +95,17 @@ def _settings_shown(config: Config, stream: str, learner: str) -> dict[str, Any]
         never = {name: "never" for name in ("alpha", "beta") if routing[name] == float("-inf")}
         shown |= {"search": to_plain(settings.search), "routing": routing | never}
     return shown
+
+
+def _differing(settings: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """What of nested ``settings`` is not as in ``others``, which has the same keys."""
+    found = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value != others[name]:
+            found[name] = _differing(value, others[name])
+        elif value != others[name]:
+            found[name] = value
+    return found
 
 
 def _data(digests: Mapping[str, Mapping[str, str]], streams: Iterable[str]) -> str:

@@ -341,11 +341,17 @@ class _Report:
 
     def _configuration(self) -> page.Section:
         common = {name: to_plain(getattr(self.config, name)) for name in COMMON}
-        words = "What every stream and learner has in common"
-        parts = [page.Folded(words, (page.Block(json.dumps(common, indent=1)),))]
-        for who, settings in effective_settings(self.config):
-            parts.append(page.Folded(who, (page.Block(json.dumps(settings, indent=1)),)))
-        return page.Section("Configuration: effective settings", tuple(parts))
+        effective = "\n".join(f"{who}:\n  {json.dumps(shown)}" for who, shown in effective_settings(self.config))
+        return page.Section(
+            "Configuration",
+            (
+                page.Folded("What all learners have in common", (page.Block(json.dumps(common, indent=1)),)),
+                page.Folded(
+                    "What each learner learned with, after all overrides; of PAR's variants what is not as PAR's",
+                    (page.Block(effective),),
+                ),
+            ),
+        )
 
     def _title(self, stream: str) -> str:
         return tables.stream_title(self.config, stream, self.published)
