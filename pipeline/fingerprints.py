@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 
-from par import config as configuration
+from par import settings
 from par.config import resolve_path
 from par.files import read_json, write_json
 from par.streams.fingerprint import DEFAULT_FOLDER, Digests, contents
-from pipeline.command import FINGERPRINTS, STREAMS, mistakes_in_one_sentence
+from pipeline.stage import FINGERPRINTS, STREAMS, mistakes_in_one_sentence
 
 
 def main(full: bool = False) -> None:
@@ -20,7 +20,7 @@ def main(full: bool = False) -> None:
     A file stays untouched where nothing changed, and those of streams that params.yaml does not list stay too: they
     are what is known of data sets that may be gone.
     """
-    config = configuration.load()
+    config = settings.load()
     data_dir, digests = resolve_path(config.data_dir), Digests(resolve_path(DEFAULT_FOLDER), full)
     for stream in config.streams:
         path = FINGERPRINTS / f"{stream}.json"

@@ -12,7 +12,7 @@ from par.config import Config, resolve_path
 from par.files import read_json, write_atomically
 from par.streams import build_stream
 from par.streams.fingerprint import DEFAULT_FOLDER, Digests, contents
-from pipeline.command import FINGERPRINTS, STREAMS, StageError, run_stage
+from pipeline.stage import FINGERPRINTS, STREAMS, StageError, run_stage
 from pipeline.tracking import Run
 
 

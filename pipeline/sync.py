@@ -1,4 +1,4 @@
-"""Publish journals (`pipeline.tracking`) to MLflow: ``python -m pipeline.sync [--rebuild]``.
+"""Publish journals (`pipeline.journal`) to MLflow: ``python -m pipeline.sync [--rebuild]``.
 
 Stages call :func:`publish` themselves when it is due; the command is for what they could not deliver. ``--rebuild``
 publishes the journals that were delivered before as well: runs that the store still has are left alone, so it fills a
@@ -23,10 +23,11 @@ from urllib.parse import quote
 
 from filelock import FileLock
 
-from par.config import load, resolve_path
-from pipeline.tracking import OWN, PARENT, home, read_closed
+from par.config import resolve_path
+from par.settings import load
+from pipeline.journal import OWN, PARENT, home, read_closed
 
-if TYPE_CHECKING:  # importing MLflow costs 1.4 s
+if TYPE_CHECKING:  # importing MLflow costs 1.4 s (sources.md#mlflow)
     from mlflow import MlflowClient
 
 METRICS_PER_CALL = 500  # of the 1,000 that MLflow's server allows in one batch
@@ -40,7 +41,7 @@ def publish(rebuild: bool = False) -> str:
     """Publish every journal whose stage has ended, oldest first, and return the outcome in words.
 
     One process at a time: MLflow's sqlite migrations fail when two processes make first contact together
-    (facts/ecosystem.md 3.2), and two might create the same parent. A journal that was published in part before,
+    (sources.md#mlflow), and two might create the same parent. A journal that was published in part before,
     because the server went away, is published anew and the part removed.
 
     Raises:
@@ -74,7 +75,7 @@ def deep_links(experiment: str) -> list[str]:
 @contextmanager
 def _open_store() -> Iterator[_Store]:
     """The store, opened and used under the publication lock."""
-    # A server that is away must cost seconds: MLflow's own defaults block for four minutes (facts/ecosystem.md 3.4).
+    # A server that is away must cost seconds: MLflow's own defaults block for four minutes (sources.md#mlflow).
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

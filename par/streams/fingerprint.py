@@ -16,8 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from par.config import parse
 from par.files import canonical_json, read_json, sha256_bytes, write_text
+from par.schema import parse
 from par.streams.definition import SourceSettings, read_definition
 from par.streams.embedded import EMBEDDED
 from par.streams.official import OFFICIAL
