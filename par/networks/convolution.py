@@ -8,7 +8,7 @@ from torch.nn import functional
 NARROW = 8  # input channels; below it torch's strided 1x1 convolution is not safe, see :func:`convolve`
 
 
-def convolve(inputs: Tensor, kernel: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+def convolve(inputs: Tensor, kernel: Tensor, stride: tuple[int, ...], padding: str | tuple[int, ...]) -> Tensor:
     """``functional.conv2d`` for all strided convolutions of this project; they have no bias.
 
     On CPUs without AVX-512 the weight gradient of oneDNN (torch 2.14.1, ``jit_1x1:avx2``) for a strided 1x1
@@ -16,7 +16,7 @@ def convolve(inputs: Tensor, kernel: Tensor, stride: tuple[int, int], padding: t
     process aborts later, anywhere. There the pixels that the stride keeps go through an unstrided one: the same
     convolution. Wider ones are left as they are, because their weight gradients would differ in the last bit.
     """
-    if kernel.shape[2:] == (1, 1) and max(stride) > 1 and not any(padding) and kernel.shape[1] < NARROW:
+    if kernel.shape[2:] == (1, 1) and max(stride) > 1 and padding == (0, 0) and kernel.shape[1] < NARROW:
         inputs, stride = inputs[:, :, :: stride[0], :: stride[1]], (1, 1)
     return functional.conv2d(inputs, kernel, stride=stride, padding=padding)
 

@@ -153,7 +153,7 @@ def _files(place: Path) -> Iterator[File]:
         yield File("", status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         return
     top = place.stat()
-    pending = [("", ((top.st_dev, top.st_ino),))]
+    pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ((top.st_dev, top.st_ino),))]
     while pending:
         folder, above = pending.pop()
         with os.scandir(place / folder) as entries:
