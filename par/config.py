@@ -333,6 +333,8 @@ def resolve_path(path: str | Path) -> Path:
 def _convert(hint: Any, value: Any, where: str) -> Any:
     """``value`` as the type ``hint``, or a ConfigError that names ``where``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
     if origin is Annotated:
         converted = _convert(arguments[0], value, where)
         if converted not in arguments[1]:
@@ -361,6 +363,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     if hint in (int, bool, str) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
+    if hint is str and not isinstance(value, (Mapping, list, types.NoneType)):
+        raise ConfigError(f"{where} = {value} is no text to YAML; put it in quotes.")
     raise ConfigError(f"{where} = {value!r} has the wrong type; allowed is {_describe(hint)}.")
 
 
@@ -396,7 +400,11 @@ def _check(config: Config) -> None:
                 raise ConfigError(f"{where} = {changes!r} is not allowed; give a block of hyper-parameters and recipe.")
     _check_names("recipes", config.recipes, known_streams())
     _check_names("ablation.variants", config.ablation.variants, config.variants)
-    _check_names("ablation.streams", config.ablation.streams, config.streams)
+    for name in config.ablation.streams:
+        if name not in config.streams:
+            raise ConfigError(
+                f"ablation.streams: {name!r} is not run, as streams does not list it; add it there or remove it here."
+            )
     if not config.seeds or len(set(config.seeds)) != len(config.seeds):
         raise ConfigError(f"seeds = {list(config.seeds)} is not allowed; give one or more different whole numbers.")
     _check_thresholds(config, "")

@@ -62,7 +62,8 @@ class Source:
 class Request:
     """What is asked for: a data set, the folder or zip that holds it, and how to treat images of unlike sizes.
 
-    ``size``: images are resized to so many pixels as they are read (None: kept, and all must have one size).
+    ``size``: images are resized to so many pixels as they are read (None: kept, and all must have one size). ``own``:
+    the user has named the file, so no embedded data set is meant.
     """
 
     dataset: str
@@ -70,6 +71,7 @@ class Request:
     data_dir: Path
     size: int | None = None
     resample: str = "bilinear"
+    own: bool = False
 
 
 def walk(place: Path, wanted: Iterable[str]) -> Iterable[tuple[str, bytes]]:
