@@ -61,7 +61,7 @@ def test_markdown_and_latex_of_a_table():
     assert lines[-1] == "- AF $= r_{ij}$, 5%."
     latex = table.latex()
     assert r"\begin{tabular}{lr}" in latex and r"\caption{50\% \& more}" in latex and r"\label{tab:t_1}" in latex
-    assert r"x|y & 1 $\pm$ 2 \\" in latex and r"\{z\} & \#3 \\" in latex and r"A\_b & n \\" in latex
+    assert r"x\textbar{}y & 1 $\pm$ 2 \\" in latex and r"\{z\} & \#3 \\" in latex and r"A\_b & n \\" in latex
     assert r"AF $= r_{ij}$, 5\%." in latex, "formulas are left alone"
     assert [latex.index(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == sorted(
         latex.index(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")
