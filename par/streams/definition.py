@@ -25,7 +25,7 @@ from par.streams.embedded import EMBEDDED
 from par.streams.findings import Finding, task_place
 from par.streams.sources import Request, Source, SourceError, load_source
 from par.streams.transforms import PALETTE, rotate
-from par.text import listing
+from par.text import listing, one_line
 
 DEFINITIONS = Path(__file__).with_name("definitions")
 SPLITS = ("train", "valid", "test")
@@ -369,13 +369,16 @@ class _Planner:
         """The labels of one entry of ``groups``."""
         if not isinstance(name, str):
             raise ConfigError(f"{where}.groups: the name {name} is no text to YAML; put it in quotes.")
+        where = f"{where}.groups.{one_line(name)}"
         if not isinstance(classes, list):
-            raise ConfigError(f"{where}.groups.{name} = {classes!r} is not a list; allowed is a list of class names.")
-        return self._labels(alias, classes, None, f"{where}.groups.{name}")
+            raise ConfigError(f"{where} = {classes!r} is not a list; allowed is a list of class names.")
+        return self._labels(alias, classes, None, where)
 
     def _random(self) -> list[_Draft]:
         settings = self.definition.random_tasks
         drafts: list[_Draft] = []
+        if settings and not (settings.sources and settings.phases):
+            raise ConfigError(f"stream {self.name}.random_tasks needs at least one source and one phase.")
         for alias in settings.sources if settings else ():
             if settings.classes_per_task > len(self.sources[alias].classes):
                 raise ConfigError(
@@ -400,7 +403,9 @@ class _Planner:
             order = self.definition.orders[self.seed % len(self.definition.orders)]
             by_name = {draft.name: draft for draft in drafts}
             if sorted(order) != sorted(by_name) or len(by_name) != len(drafts):
-                raise ConfigError(f"stream {self.name}.orders: each must list every task once: {', '.join(by_name)}.")
+                raise ConfigError(
+                    f"stream {self.name}.orders: each must list every task once: {listing(list(by_name), 20)}."
+                )
             return [by_name[name] for name in order]
         if self.definition.shuffle_tasks:
             return [drafts[position] for position in self._generator("order").permutation(len(drafts))]
