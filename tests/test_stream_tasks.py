@@ -155,7 +155,10 @@ def test_validation_images_of_the_source_are_taken_where_there_are_any(own, tmp_
             plan(own(text, letters=split))
 
 
-def test_two_ways_to_set_validation_images_aside_exclude_each_other(own):
+def test_ways_to_set_validation_images_aside_do_not_mix(own):
+    text = "sources: {letters: {valid_share_by: all}}\ntasks:\n  - {source: letters, train: 1, valid: 1}\n"
+    with pytest.raises(ConfigError, match="letters.valid_share_by needs valid_share, which is not set"):
+        plan(own(text, letters=ABC))
     text = "sources: {letters: {valid_pool: 1, valid_share: 0.1}}\ntasks:\n  - {source: letters}\n"
     with pytest.raises(ConfigError, match="sources.letters has both valid_pool and valid_share; give one"):
         plan(own(text, letters=ABC))
@@ -220,6 +223,7 @@ def test_what_yaml_makes_no_text_of_must_be_quoted(own, value):
             "groups.a = '01' is not a list",
         ),
         ("class_splits:\n  - {source: numbers, groups: {a: }, train: 1, valid: 1}", "groups.a = None is not a list"),
+        ("sources: {1: {}}\ntasks:\n  - {source: numbers, train: 1, valid: 1}", "sources: the name 1 is no text"),
     ],
 )
 def test_names_of_tasks_are_texts(own, text, message):
@@ -417,7 +421,9 @@ SOURCES = {
 }
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(raw=definitions, has_valid=st.booleans())
 def test_any_definition_makes_whole_tasks_or_one_sentence(own, monkeypatch, raw, has_valid):
     sources = {**SOURCES, "big": SOURCES["valid"]} if has_valid else SOURCES

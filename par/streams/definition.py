@@ -231,6 +231,7 @@ class _Planner:
         where = f"stream {name}.sources"
         aliases = self._aliases()
         for alias in definition.sources:
+            _check_text(alias, where)
             if alias not in aliases:
                 raise ConfigError(f"{where}.{alias} is used by no task; the tasks use {', '.join(aliases)}.")
         self.settings = {a: parse(SourceSettings, definition.sources.get(a), f"{where}.{a}") for a in aliases}
@@ -256,6 +257,10 @@ class _Planner:
         size = self.definition.image_size if settings.resize else None
         file = settings.file or dataset
         source = load_source(Request(dataset, file, data_dir, size, settings.resample, own=settings.file is not None))
+        written = self.definition.sources.get(alias) or {}
+        for key in ("valid_share_of", "valid_share_by"):
+            if key in written and settings.valid_share is None:
+                raise ConfigError(f"{where}.{key} needs valid_share, which is not set.")
         given = [key for key in ("valid_pool", "valid_share") if getattr(settings, key) is not None]
         if len(given) > 1:
             raise ConfigError(f"{where} has both valid_pool and valid_share; give one.")
@@ -365,10 +370,9 @@ class _Planner:
             drafts += [_Draft(name, split.source, part, counts) for name, part in list(parts.items())[: split.n_tasks]]
         return drafts
 
-    def _group(self, alias: str, name: object, classes: object, where: str) -> tuple[int, ...]:
+    def _group(self, alias: str, name: Any, classes: object, where: str) -> tuple[int, ...]:
         """The labels of one entry of ``groups``."""
-        if not isinstance(name, str):
-            raise ConfigError(f"{where}.groups: the name {name} is no text to YAML; put it in quotes.")
+        _check_text(name, f"{where}.groups")
         where = f"{where}.groups.{one_line(name)}"
         if not isinstance(classes, list):
             raise ConfigError(f"{where} = {classes!r} is not a list; allowed is a list of class names.")
@@ -428,25 +432,24 @@ class _Planner:
         """What the sources left aside and interpreted, which classes no task has, which orders were not drawn."""
         findings = []
         for alias, source in self.sources.items():
-            place = f"source {alias}"
-            findings += [
-                Finding("left aside", place, f"{one.count} files not read: {one.reason}", one.count, one.example)
-                for one in source.left_aside
-            ]
+            place = f"source {one_line(alias)}"
+            for one in source.left_aside:
+                what = f"{one.count} file{'s' if one.count != 1 else ''} not read: {one.reason}"
+                findings.append(Finding("left aside", place, what, one.count, one.example))
             findings += [Finding("note", place, note, 1) for note in source.notes]
         for alias in dict.fromkeys(split.source for split in self.definition.class_splits):
             classes = self.sources[alias].classes
             used = {label for draft in drafts if draft.source == alias for label in draft.labels}
             if unused := [name for label, name in enumerate(classes) if label not in used]:
                 what = f"{len(unused)} of {len(classes)} classes are in no task: {listing(unused, 10)}"
-                findings.append(Finding("classes in no task", f"source {alias}", what, len(unused)))
+                findings.append(Finding("classes in no task", f"source {one_line(alias)}", what, len(unused)))
         for first in dict.fromkeys(self.like.values()):
             equal = [alias for alias, other in self.like.items() if other == first]
             what = (
                 f"they have the same {len(self.sources[first].classes)} class names and so one natural class order: "
                 "label k is the same class in each (class_order: shuffled draws an order for each)"
             )
-            findings.append(Finding("class order", f"sources {', '.join(equal)}", what, len(equal)))
+            findings.append(Finding("class order", f"sources {listing(equal)}", what, len(equal)))
         return findings
 
     # --- which images ---
@@ -519,6 +522,11 @@ class _Planner:
 def _further(items: Sequence[str]) -> str:
     """How many items a message does not list."""
     return f"; and {len(items) - MAX_LISTED} more" if len(items) > MAX_LISTED else ""
+
+
+def _check_text(name: object, where: str) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: the name {name} is no text to YAML; put it in quotes.")
 
 
 def _class_name(name: object, source: Source, where: str) -> str:
