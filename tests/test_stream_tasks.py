@@ -252,6 +252,13 @@ def test_sources_of_equal_classes_have_one_order(own):
 
     assert orders("") == orders("", seed=1) == [names, names]
     assert orders("class_order: natural") == [names, names[::-1]]
+    mixed = DOMAINS.replace("photo: {ORDER}", "photo: {}").replace("ORDER", "class_order: natural")
+    made = plan(own(mixed, photo=photo, sketch=sketch))
+    assert [[made.sources[task.source].classes[label] for label in task.labels] for task in made.tasks] == [
+        names[::-1], names[::-1]
+    ]  # fmt: skip
+    alone = plan(own(mixed.replace("natural", "shuffled"), photo=photo, sketch=sketch))
+    assert alone.findings == () and alone.tasks[0].labels != tuple(range(8)), "its partner is drawn, so it is too"
     shuffled = orders("class_order: shuffled")
     assert sorted(shuffled[0]) == names and shuffled[0] not in (names, shuffled[1])
 

@@ -39,8 +39,8 @@ class SourceSettings:
 
     ``file`` names the folder or zip in ``data_dir`` (default: the data set's name); given, it wins over an embedded
     data set of that name. ``class_order``: drawn by the seed or the source's own (alphabetical for folders). Null means
-    shuffled, but natural where another source of the stream has the same class names: label k is then the same class
-    in both, in the first one's order, as a domain-shift stream wants it.
+    shuffled, but natural where another source of the stream that is not shuffled has the same class names: label k is
+    then one class in both, in the first one's order, as a domain-shift stream wants it.
 
     Validation images come from the source's own validation split where it brings one. Else ``valid_pool`` training
     images a class are set aside, drawn or the ``last`` ones (default: as many as the largest task asks for); or
@@ -246,6 +246,13 @@ class _Planner:
         """The source behind a name, once its settings fit together."""
         if settings.resize and self.definition.image_size is None:
             raise ConfigError(f"{where}.resize = true needs the stream's image_size, which is not set.")
+        written = self.definition.sources.get(alias) or {}
+        for key in ("valid_share_of", "valid_share_by"):
+            if key in written and settings.valid_share is None:
+                raise ConfigError(f"{where}.{key} needs valid_share, which is not set.")
+        given = [key for key in ("valid_pool", "valid_share") if getattr(settings, key) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{where} has both valid_pool and valid_share; give one.")
         dataset = settings.dataset or alias
         if dataset in EMBEDDED and settings.file is None:
             for place in (data_dir / dataset, data_dir / f"{dataset}.zip"):
@@ -257,13 +264,6 @@ class _Planner:
         size = self.definition.image_size if settings.resize else None
         file = settings.file or dataset
         source = load_source(Request(dataset, file, data_dir, size, settings.resample, own=settings.file is not None))
-        written = self.definition.sources.get(alias) or {}
-        for key in ("valid_share_of", "valid_share_by"):
-            if key in written and settings.valid_share is None:
-                raise ConfigError(f"{where}.{key} needs valid_share, which is not set.")
-        given = [key for key in ("valid_pool", "valid_share") if getattr(settings, key) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"{where} has both valid_pool and valid_share; give one.")
         if given and "valid" in source.images:
             raise ConfigError(
                 f"{where}.{given[0]} sets training images aside, but {source.name} brings its own validation images; "
@@ -289,14 +289,16 @@ class _Planner:
         return numpy_generator("stream", self.name, self.seed, *purpose)
 
     def _sources_of_equal_classes(self) -> dict[str, str]:
-        """For each source that leaves its class order open and has the class names of another: the first of those."""
-        ordered = {one.source: None for one in (*self.definition.tasks, *self.definition.class_splits)}
+        """For each source that leaves its class order open and has the class names of another: whose order it takes."""
+        ordered = [task.source for task in self.definition.tasks if task.classes is None]
+        ordered += [split.source for split in self.definition.class_splits if not split.groups]
+        ordered = [alias for alias in dict.fromkeys(ordered) if self.settings[alias].class_order != "shuffled"]
         like = {}
         for alias in ordered:
             names = set(self.sources[alias].classes)
             equal = [other for other in ordered if set(self.sources[other].classes) == names]
             if len(equal) > 1 and self.settings[alias].class_order is None:
-                like[alias] = equal[0]
+                like[alias] = next((other for other in equal if self.settings[other].class_order), equal[0])
         return like
 
     def _class_order(self, alias: str) -> tuple[int, ...]:
@@ -444,7 +446,7 @@ class _Planner:
                 what = f"{len(unused)} of {len(classes)} classes are in no task: {listing(unused, 10)}"
                 findings.append(Finding("classes in no task", f"source {one_line(alias)}", what, len(unused)))
         for first in dict.fromkeys(self.like.values()):
-            equal = [alias for alias, other in self.like.items() if other == first]
+            equal = list(dict.fromkeys([first, *(alias for alias, other in self.like.items() if other == first)]))
             what = (
                 f"they have the same {len(self.sources[first].classes)} class names and so one natural class order: "
                 "label k is the same class in each (class_order: shuffled draws an order for each)"
