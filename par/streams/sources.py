@@ -18,8 +18,9 @@ import tempfile
 from pathlib import Path
 
 from par.streams.embedded import EMBEDDED
+from par.streams.folders import holds_splits, image_folder
 from par.streams.official import OFFICIAL, Official
-from par.streams.reading import Request, Source, SourceError, holds_splits, image_folder
+from par.streams.reading import Request, Source, SourceError
 
 __all__ = ["Request", "Source", "SourceError", "load_source"]
 
@@ -40,11 +41,14 @@ def _embedded(dataset: str) -> Source:
 
 @functools.lru_cache(maxsize=8)  # the largest stream, S_long, draws from five
 def _from_disk(request: Request) -> Source:
-    for place in (request.data_dir / request.file, request.data_dir / f"{request.file}.zip"):
-        if place.suffix == ".zip" or holds_splits(place):
-            if place.exists():
-                return image_folder(request, place)
+    folder, archive = request.data_dir / request.file, request.data_dir / f"{request.file}.zip"
+    if holds_splits(folder):
+        return image_folder(request, folder)
+    if archive.exists():
+        return image_folder(request, archive)
     official = OFFICIAL.get(request.dataset)
+    if official is None and folder.is_dir():
+        return image_folder(request, folder)  # which says what it holds instead
     if official is None:
         raise _not_found(request, None, "it has no official archive that this program knows")
     if not official.present(request.data_dir):
