@@ -248,6 +248,9 @@ def _check(layout: _Layout, content: Content, top: tuple[str, ...], place: Path)
                 )
             if label != printable(label):
                 raise SourceError(f"{place}: the class {printable(label)!r} has a name that is no UTF-8; rename it.")
+            if large := [file for file in images if file.size > MAX_BYTES]:
+                name, size = printable(large[0].name), large[0].size / 1e9
+                raise SourceError(f"{place}: {name} has {size:.1f} GB, more than an image; remove it.")
     named = layout.names
     splits = [split for split in layout.members if layout.members[split]]
     for here, there in [(here, "train") for here in splits] + [("train", there) for there in splits]:
@@ -280,27 +283,37 @@ def _interpreted(layout: _Layout, content: Content, top: tuple[str, ...]) -> lis
 
 
 def _keys(layout: _Layout, top: tuple[str, ...]) -> dict[str, str]:
-    """Names by which images are sorted and enter the digest: equal for a folder and its zip, whatever its form.
+    """Names by which images are sorted and enter the digest, where they differ from those of the folder or zip.
 
-    Files whose names differ only in form (decomposed letters, backslashes) keep their own names.
+    They are equal for a folder and its zip, whatever the form of their names. Files that differ only in form
+    (decomposed letters, backslashes) are told apart by their own names.
     """
     keys = {}
     for split, classes in layout.members.items():
-        prefix = split if split in SPLITS else USUAL[split]
-        for images in classes.values():
+        for label, images in classes.items():
             equal = Counter(file.parts for file in images)
             for file in images:
-                key = "/".join((prefix, *file.parts[len(top) + 1 :]))
-                keys[file.name] = key if equal[file.parts] == 1 else f"{key}:{file.name}"
+                key = f"{USUAL[split]}/{label}/{file.parts[-1]}"
+                if equal[file.parts] > 1:
+                    key += f":{file.name}"
+                if key != file.name:
+                    keys[file.name] = key
     return keys
 
 
-def image_folder(request: Request, place: Path) -> Source:
-    """A folder or zip laid out ``<split>/<class>/<image>``; classes and images in alphabetical order.
+@dataclass(frozen=True)
+class _Plan:
+    """What is read: file names in order, labels by split, names for the digest; and what is said about the rest."""
 
-    Raises:
-        SourceError: it lacks a split, a class lacks images, or an image cannot be read.
-    """
+    classes: tuple[str, ...]
+    names: Sequence[str]
+    labels: Mapping[str, np.ndarray]
+    keys: Mapping[str, str]
+    left_aside: tuple[LeftAside, ...]
+    notes: tuple[str, ...]
+
+
+def _plan(place: Path) -> _Plan:
     try:
         content = _list_folder(place) if place.is_dir() else _list_zip(place)
     except OSError as error:
@@ -309,22 +322,25 @@ def image_folder(request: Request, place: Path) -> Source:
     _check(layout, content, top, place)
     classes = tuple(sorted(layout.members["train"]))
     keys = _keys(layout, top)
-    splits = [split for split in (*SPLITS, "valid") if layout.members.get(split)]
-    ordered, labels = [], {}
-    for split in splits:
-        of_class = [sorted(layout.members[split][label], key=lambda file: keys[file.name]) for label in classes]
-        ordered += [file for files in of_class for file in files]
-        labels[split] = np.repeat(np.arange(len(classes)), list(map(len, of_class)))
-    if large := [file for file in ordered if file.size > MAX_BYTES]:
-        raise SourceError(
-            f"{place}: {printable(large[0].name)} has {large[0].size / 1e9:.1f} GB, more than an image; remove it."
-        )
+    names, labels = [], {}
+    for split in (*SPLITS, "valid"):
+        if by_class := layout.members.get(split):
+            for label in classes:
+                names += sorted((file.name for file in by_class[label]), key=lambda name: keys.get(name, name))
+            labels[split] = np.repeat(np.arange(len(classes)), [len(by_class[label]) for label in classes])
+    aside = [LeftAside(reason, len(files), printable(min(files))) for reason, files in sorted(layout.aside.items())]
+    return _Plan(classes, names, labels, keys, tuple(aside), tuple(_interpreted(layout, content, top)))
+
+
+def image_folder(request: Request, place: Path) -> Source:
+    """A folder or zip laid out ``<split>/<class>/<image>``; classes and images in alphabetical order.
+
+    Raises:
+        SourceError: it lacks a split, a class lacks images, or an image cannot be read.
+    """
+    plan = _plan(place)
     digest = hashlib.sha256()
-    pixels, remarks = read_images(place, [file.name for file in ordered], request, digest, known_as=keys)
-    starts = np.cumsum([len(labels[split]) for split in splits])[:-1]
-    aside = tuple(
-        LeftAside(reason, len(names), printable(min(names))) for reason, names in sorted(layout.aside.items())
-    )
-    notes = (*_interpreted(layout, content, top), *remarks)
-    images = dict(zip(splits, np.split(pixels, starts)))
-    return Source(request.file, classes, images, labels, digest.hexdigest(), aside, notes)
+    pixels, remarks = read_images(place, plan.names, request, digest, known_as=plan.keys)
+    images = dict(zip(plan.labels, np.split(pixels, np.cumsum(list(map(len, plan.labels.values())))[:-1])))
+    notes = (*plan.notes, *remarks)
+    return Source(request.file, plan.classes, images, plan.labels, digest.hexdigest(), plan.left_aside, notes)
