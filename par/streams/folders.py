@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import stat
@@ -62,14 +63,16 @@ class Content:
     links: list[str] = field(default_factory=list)
 
 
+@functools.lru_cache(maxsize=1024)  # the files of a folder share the parts of its path
+def _folder_parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in unicodedata.normalize("NFC", path).split("/") if part not in ("", "."))
+
+
 def _parts(name: str) -> tuple[str, ...]:
-    """A path with slashes alone, no empty or dot parts, and its letters composed (NFC)."""
-    if not name.isascii():
-        name = unicodedata.normalize("NFC", name)
-    if "\\" in name:
-        name = name.replace("\\", "/")
-    parts = tuple(name.split("/"))
-    return tuple(part for part in parts if part not in ("", ".")) if "" in parts or "." in parts else parts
+    """A path by its parts: split at slashes and backslashes, none empty or a dot, letters composed (NFC)."""
+    folder, _, last = name.replace("\\", "/").rpartition("/")
+    parts = _folder_parts(folder)
+    return parts if last in ("", ".") else (*parts, unicodedata.normalize("NFC", last))
 
 
 def _list_folder(place: Path) -> Content:
@@ -128,9 +131,8 @@ def _list_zip(place: Path) -> Content:
             raise SourceError(f"{place} is encrypted ({name}); unpack it with its password and use the folder.")
         else:
             content.files.append(File(name, parts, member.file_size))
-    for file in content.files:
-        if not file.reason:
-            content.folders.update(file.parts[:depth] for depth in range(1, len(file.parts)))
+    for folder in {file.parts[:-1] for file in content.files if not file.reason}:
+        content.folders.update(folder[:depth] for depth in range(1, len(folder) + 1))
     return content
 
 
@@ -256,7 +258,9 @@ def _check(layout: _Layout, content: Content, top: tuple[str, ...], place: Path)
     for here, there in [(here, "train") for here in splits] + [("train", there) for there in splits]:
         if only := sorted(set(layout.members[here]) - set(layout.members[there])):
             message = f"{named[here]}/ has the class {only[0]!r} but {named[there]}/ has not; both need every class"
-            raise SourceError(f"{place}: {message}.")
+            instead = [file for file in content.files if file.parts == (*top, named[there], only[0])]
+            why = f" ({printable(instead[0].name)} is a {instead[0].reason or 'file'})" if instead else ""
+            raise SourceError(f"{place}: {message}{why}.")
 
 
 def _interpreted(layout: _Layout, content: Content, top: tuple[str, ...]) -> list[str]:

@@ -191,7 +191,7 @@ class Decoder:
             return rgb
         if turn is None:
             return rgb
-        self._remark("turned upright as its EXIF data say", name)
+        self._remark("turned upright by their EXIF orientation", name)
         return rgb.transpose(turn)
 
     def _resized(self, rgb: Image.Image) -> Image.Image:
