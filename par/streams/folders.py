@@ -32,7 +32,6 @@ OF_THE_SYSTEM = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir"
 PICTURES_NOT_READ = {".heic", ".heif", ".jxl", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".pdf", ".eps", ".wmf"}
 MASK_ENDINGS = ("_mask", "-mask", "_seg", "_segmentation", "_label", "_gt")
 MAX_BYTES = 2**30  # of one image file: 64 megapixels of four uncompressed 16-bit channels are half of it
-FOLLOWED = 3  # links to folders are followed down to <top>/<split>/<class>
 
 NOT_AN_IMAGE = "not an image"
 NOT_READ = "a picture format that is not read"
@@ -81,14 +80,14 @@ def _list_folder(place: Path) -> Content:
     while pending:
         folder, above = pending.pop()
         with os.scandir(place / folder) as entries:
-            for entry in entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
                 name = f"{folder}/{entry.name}" if folder else entry.name
                 if not entry.is_dir():
                     content.files.append(_file_of(name, entry))
                 elif not entry.is_symlink():
                     content.folders.add(_parts(name))
                     pending.append((name, (*above, os.path.realpath(place / name))))
-                elif len(parts := _parts(name)) > FOLLOWED or any(map(_is_hidden, parts)):
+                elif _is_below_classes(parts := _parts(name)) or any(map(_is_hidden, parts)):
                     content.files.append(File(name, parts, 0, LINKED))
                 else:
                     target = os.path.realpath(place / name)
@@ -131,13 +130,15 @@ def _list_zip(place: Path) -> Content:
             raise SourceError(f"{place} is encrypted ({name}); unpack it with its password and use the folder.")
         else:
             content.files.append(File(name, parts, member.file_size))
-    for folder in {file.parts[:-1] for file in content.files if not file.reason}:
-        content.folders.update(folder[:depth] for depth in range(1, len(folder) + 1))
     return content
 
 
 def _is_hidden(part: str) -> bool:
     return part.startswith(".") or part.lower() in OF_THE_SYSTEM
+
+
+def _is_below_classes(folder: tuple[str, ...]) -> bool:
+    return len(folder) > (2 if folder[0].lower() in SPLIT_OF else 3)
 
 
 def _suffix(file: File) -> str:
@@ -224,7 +225,8 @@ def _holds(files: Sequence[File], depth: int) -> str:
     """What lies in a folder, in words: its names at ``depth`` and its files by suffix."""
     if not files:
         return "nothing"
-    suffixes = Counter(_suffix(file) or "without suffix" for file in files).most_common()
+    suffixes = Counter(_suffix(file) or "without suffix" for file in files)
+    suffixes = sorted(suffixes.items(), key=lambda item: (-item[1], item[0]))
     names = sorted({file.parts[depth] + ("/" if len(file.parts) > depth + 1 else "") for file in files})
     kinds = ", ".join(f"{count} {suffix}" for suffix, count in suffixes[:5]) + (", ..." if len(suffixes) > 5 else "")
     plural = "s" if len(files) > 1 else ""
@@ -251,7 +253,7 @@ def _check(layout: _Layout, content: Content, top: tuple[str, ...], place: Path)
             if label != printable(label):
                 raise SourceError(f"{place}: the class {printable(label)!r} has a name that is no UTF-8; rename it.")
             if large := [file for file in images if file.size > MAX_BYTES]:
-                name, size = printable(large[0].name), large[0].size / 1e9
+                name, size = printable(min(large).name), min(large).size / 1e9
                 raise SourceError(f"{place}: {name} has {size:.1f} GB, more than an image; remove it.")
     named = layout.names
     splits = [split for split in layout.members if layout.members[split]]
@@ -259,7 +261,7 @@ def _check(layout: _Layout, content: Content, top: tuple[str, ...], place: Path)
         if only := sorted(set(layout.members[here]) - set(layout.members[there])):
             message = f"{named[here]}/ has the class {only[0]!r} but {named[there]}/ has not; both need every class"
             instead = [file for file in content.files if file.parts == (*top, named[there], only[0])]
-            why = f" ({printable(instead[0].name)} is a {instead[0].reason or 'file'})" if instead else ""
+            why = f" ({printable(min(instead).name)} is a {min(instead).reason or 'file'})" if instead else ""
             raise SourceError(f"{place}: {message}{why}.")
 
 
@@ -322,6 +324,8 @@ def _plan(place: Path) -> _Plan:
         content = _list_folder(place) if place.is_dir() else _list_zip(place)
     except OSError as error:
         raise SourceError(f"{place} cannot be read ({error}); allow reading it or remove that part.") from error
+    for folder in {file.parts[:-1] for file in content.files if not file.reason}:  # not all zips list them
+        content.folders.update(folder[:depth] for depth in range(1, len(folder) + 1))
     layout, top = _arrange(content, place)
     _check(layout, content, top, place)
     classes = tuple(sorted(layout.members["train"]))

@@ -84,6 +84,8 @@ class Decoder:
             return np.asarray(self._resized(rgb))
         except ImageError:
             raise
+        except Image.DecompressionBombError as error:
+            raise ImageError(f"has more than {MAX_PIXELS:,} pixels; make it smaller") from error
         except UnidentifiedImageError as error:
             nature = "is no image that Pillow reads" if content else "is empty"
             raise ImageError(f"{nature}; replace or remove that file") from error
