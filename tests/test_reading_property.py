@@ -103,7 +103,9 @@ def run(count: int) -> int:
     outcomes = []
 
     @given(trees, st.randoms(use_true_random=False))
-    @settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    )
     def check_one(names, random):
         outcomes.append(check(names, random.sample(names, len(names))))
 

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import pickle
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,7 +199,7 @@ class _Idx:
             if path.suffix == ".gz" or content[:2] == b"\x1f\x8b":
                 _check_md5(path, md5)
                 content = gzip.decompress(content)
-        except OSError as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise SourceError(f"{path} cannot be read ({error}); copy or fetch it again.") from error
         return content
 
