@@ -167,6 +167,7 @@ def test_a_transparent_colour_is_white(content, transparent):
 
 # --- more than eight bits ---
 
+WHITE_IS_ZERO = {"photometric": "miniswhite"}
 SIXTEEN = np.array([[0, 128, 129, 257, 1000], [10000, 40000, 65278, 65406, 65535]], np.uint16)
 SCALED = np.array([[0, 0, 1, 1, 4], [39, 156, 254, 254, 255]], np.uint8)
 
@@ -178,7 +179,7 @@ SCALED = np.array([[0, 0, 1, 1, 4], [39, 156, 254, 254, 255]], np.uint8)
         encoded(Image.fromarray(SIXTEEN), "TIFF"),
         tiff(SIXTEEN, byteorder=">"),
         tiff(SIXTEEN, photometric="minisblack", compression="zlib"),
-        tiff(65535 - SIXTEEN, photometric="miniswhite"),
+        tiff(65535 - SIXTEEN, **WHITE_IS_ZERO),
         b"P5\n5 2\n65535\n" + SIXTEEN.astype(">u2").tobytes(),
         tiff(SIXTEEN.astype(np.uint32) * 65537),
     ],
@@ -218,7 +219,7 @@ def test_the_largest_value_of_dark_images_is_noted_and_black_ones_are_refused(tm
 @pytest.mark.parametrize("top, words", [(1, "taken as 0 to 1"), (255, "taken as 0 to 255")])
 def test_floats_of_two_ranges_are_read(top, words):
     values = np.linspace(0, top, 12, dtype=np.float32).reshape(3, 4)
-    for content in (tiff(values), encoded(Image.fromarray(values), "TIFF")):
+    for content in (tiff(values), encoded(Image.fromarray(values), "TIFF"), tiff(values[::-1, ::-1], **WHITE_IS_ZERO)):
         pixels, notes = decode(content)
         np.testing.assert_array_equal(pixels[..., 1], np.rint(np.linspace(0, 255, 12)).reshape(3, 4))
         assert words in notes[0]
@@ -305,6 +306,15 @@ def test_pillows_warnings_are_notes_with_a_file_name(tmp_path, capfd):
     decoder.warned(caught, "a.tif")
     message = "Metadata Warning, tag N had too many entries: N, expected N"
     assert decoder.notes() == (f"2 images: Pillow warns '{message}'; e.g. a.tif.",)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_libtiff_reports_is_a_note_with_a_file_name(tmp_path, capfd):
+    content = bytearray(encoded(Image.fromarray(noise(32, 32)).convert("1"), "TIFF", compression="group4"))
+    content[20:40] = bytes(20)  # not all of these are codes of the fax format
+    source = source_of(tmp_path, bytes(content), suffix=".tif")
+    assert source.notes and all("2 images: libtiff says 'Fax" in note for note in source.notes)
+    assert all("; e.g. test/a/0.tif." in note for note in source.notes)
     assert capfd.readouterr().err == ""
 
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
+import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +80,7 @@ class Decoder:
             image = Image.open(io.BytesIO(content), formats=FORMATS)
             _check_shape(image)
             _scale_transparent_key(image)
-            image.load()
+            self._load(image, name)
             rgb = self._upright(self._to_rgb(image, name), image, name)
             if image.format != "PSD" and getattr(image, "is_animated", False):  # PSD: its frames are layers
                 self._remark("several frames, the first one is read", name)
@@ -118,13 +121,23 @@ class Decoder:
             f"{count} image{'s' if count > 1 else ''}: {text}; e.g. {name}."
             for text, (count, name) in sorted(self._remarks.items())
         ) + tuple(
-            f"The largest integer in the images of the range 0 to {limit} is {peak}; e.g. {example}."
+            f"The largest integer in the images of the range 0 to {limit} is {peak}"
+            f"{', so that they are dark' if 4 * peak < limit else ''}; e.g. {example}."
             for limit, (peak, example) in sorted(self._peaks.items())
         )
 
     def _remark(self, text: str, name: str) -> None:
         count, example = self._remarks.get(text, (0, name))
         self._remarks[text] = count + 1, min(example, name)
+
+    def _load(self, image: Image.Image, name: str) -> None:
+        if image.format != "TIFF":
+            image.load()
+            return
+        with _native_stderr() as lines:
+            image.load()
+        for line in dict.fromkeys(re.sub(r"\d+", "N", line) for line in lines):
+            self._remark(f"libtiff says '{line}'", name)
 
     def _to_rgb(self, image: Image.Image, name: str) -> Image.Image:
         if image.mode == "RGB" and "transparency" not in image.info:
@@ -213,6 +226,26 @@ RULES: Mapping[str, Callable[[Decoder, Image.Image, str], Image.Image]] = {
     **dict.fromkeys(("I;16", "I;16L", "I;16B", "I;16N", "I"), Decoder._integers),
     "F": Decoder._floating,
 }
+
+
+@contextmanager
+def _native_stderr() -> Iterator[list[str]]:
+    """Collects, when it is left, what C libraries wrote to standard error: libtiff reports there without file names."""
+    lines: list[str] = []
+    try:
+        original = os.dup(2)
+    except OSError:  # closed
+        yield lines
+        return
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(original, 2)
+            os.close(original)
+            file.seek(0)
+            lines += file.read().decode(errors="replace").split("\n")[:-1]
 
 
 def _check_shape(image: Image.Image) -> None:
