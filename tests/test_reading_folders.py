@@ -150,7 +150,7 @@ def test_linked_folders_are_followed(tmp_path, plain):
     (place / "test").symlink_to("../elsewhere/test", target_is_directory=True)
     source = load(tmp_path)
     assert_same(source, plain)
-    assert source.notes == ("2 linked folders were followed; e.g. test.",)
+    assert source.notes == ("2 linked folders: followed; e.g. test.",)
 
 
 # --- left aside ---
@@ -183,7 +183,7 @@ def test_masks_beside_their_images_are_read_and_noted(tmp_path):
     lay_out(tmp_path, "zip", files_of("train/a/0_mask.png", "train/b/1_Segmentation.png", "train/b/other_mask.png"))
     source = load(tmp_path)
     assert len(source.images["train"]) == 7
-    message = "2 images are named like masks of others beside them, and were read; e.g. train/a/0_mask.png."
+    message = "2 images: named like a mask of another one beside it, but read; e.g. train/a/0_mask.png."
     assert source.notes == (message,)
 
 
@@ -223,6 +223,13 @@ def test_links_in_a_zip_are_not_followed(tmp_path, plain):
     source = load(tmp_path)
     assert_same(source, plain)
     assert source.left_aside == (LeftAside("link in a zip", 1, "train/a/9.png"),)
+
+
+def test_an_entry_for_the_folder_itself_is_nothing(tmp_path, plain):
+    lay_out(tmp_path, "zip", {"./": b"", "/": b"", "train/": b"", ".": b"", **files_of()})
+    source = load(tmp_path)
+    assert_same(source, plain)
+    assert source.left_aside == (LeftAside("hidden, or of the operating system", 1, "."),)
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from par.streams.pixels import SUFFIXES
+from par.streams.pixels import SUFFIXES, tally
 from par.streams.reading import SPLITS, LeftAside, Request, Source, SourceError, leaves, printable, read_images
 
 SPLIT_OF = {  # by the name of a folder in lower case
@@ -76,7 +76,7 @@ def _parts(name: str) -> tuple[str, ...]:
 
 def _list_folder(place: Path) -> Content:
     content = Content()
-    pending = [("", (os.path.realpath(place),))]
+    pending: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(place),))]
     while pending:
         folder, above = pending.pop()
         with os.scandir(place / folder) as entries:
@@ -99,7 +99,7 @@ def _list_folder(place: Path) -> Content:
     return content
 
 
-def _file_of(name: str, entry: os.DirEntry) -> File:
+def _file_of(name: str, entry: os.DirEntry[str]) -> File:
     try:
         status = entry.stat()
     except OSError:
@@ -116,7 +116,7 @@ def _list_zip(place: Path) -> Content:
         raise SourceError(f"{place} is no complete zip file ({error}); copy it again.") from error
     last = {member.filename: member for member in members}
     for member in members:
-        name, parts = member.filename, _parts(member.filename)
+        name, parts = member.filename, _parts(member.filename) or (member.filename,)
         if name.endswith(("/", "\\")):
             if not leaves(name):
                 content.folders.add(parts)
@@ -199,7 +199,7 @@ def _arrange(content: Content, place: Path) -> tuple[_Layout, tuple[str, ...]]:
     aside: dict[str, list[str]] = defaultdict(list)
     for file in content.files:
         inside = file.parts[:depth] == top and len(file.parts) > depth
-        split = SPLIT_OF.get(file.parts[depth].lower()) if inside else None
+        split = SPLIT_OF.get(file.parts[depth].lower(), "") if inside else ""
         if reason := _reason(file, split, len(file.parts) - depth):
             aside[reason].append(file.name)
         else:
@@ -207,7 +207,7 @@ def _arrange(content: Content, place: Path) -> tuple[_Layout, tuple[str, ...]]:
     return _Layout(names, classes, aside), top
 
 
-def _reason(file: File, split: str | None, depth: int) -> str:
+def _reason(file: File, split: str, depth: int) -> str:
     """Why a file is left aside ('' if it is read); ``depth`` counts from the folder that holds the splits."""
     if file.reason:
         return file.reason
@@ -216,7 +216,7 @@ def _reason(file: File, split: str | None, depth: int) -> str:
     suffix = _suffix(file)
     if suffix not in SUFFIXES:
         return NOT_READ if suffix in PICTURES_NOT_READ else NOT_AN_IMAGE
-    if split is None or depth < 2:
+    if not split or depth < 2:
         return OUTSIDE
     return "" if depth == 3 else LOOSE if depth == 2 else DEEPER
 
@@ -225,8 +225,8 @@ def _holds(files: Sequence[File], depth: int) -> str:
     """What lies in a folder, in words: its names at ``depth`` and its files by suffix."""
     if not files:
         return "nothing"
-    suffixes = Counter(_suffix(file) or "without suffix" for file in files)
-    suffixes = sorted(suffixes.items(), key=lambda item: (-item[1], item[0]))
+    found = Counter(_suffix(file) or "without suffix" for file in files)
+    suffixes = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     names = sorted({file.parts[depth] + ("/" if len(file.parts) > depth + 1 else "") for file in files})
     kinds = ", ".join(f"{count} {suffix}" for suffix, count in suffixes[:5]) + (", ..." if len(suffixes) > 5 else "")
     plural = "s" if len(files) > 1 else ""
@@ -273,7 +273,7 @@ def _interpreted(layout: _Layout, content: Content, top: tuple[str, ...]) -> lis
         elif split != "valid" and name != split:
             notes.append(f"{name}/ is used as {split}/.")
     if content.links:
-        notes.append(f"{len(content.links)} linked folders were followed; e.g. {printable(min(content.links))}.")
+        notes.append(tally(len(content.links), "linked folder", "followed", printable(min(content.links))))
     masks = []
     for classes in layout.members.values():
         for images in classes.values():
@@ -283,8 +283,8 @@ def _interpreted(layout: _Layout, content: Content, top: tuple[str, ...]) -> lis
                 if any(stem.lower().endswith(end) and stem[: -len(end)] in stems for end in MASK_ENDINGS):
                     masks.append(file.name)
     if masks:
-        example = printable(min(masks))
-        notes.append(f"{len(masks)} images are named like masks of others beside them, and were read; e.g. {example}.")
+        what = "named like a mask of another one beside it, but read"
+        notes.append(tally(len(masks), "image", what, printable(min(masks))))
     return notes
 
 

@@ -51,7 +51,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     MODULES = ("numpy", *(f"numpy.{core}.{part}" for core in ("core", "_core") for part in ("multiarray", "numeric")))
     ALLOWED = ("_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer")
 
-    def find_class(self, module: str, name: str):
+    def find_class(self, module: str, name: str) -> Any:
         if module in self.MODULES and name in self.ALLOWED:
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         if (module, name) in (("_codecs", "encode"), ("collections", "OrderedDict"), ("collections", "defaultdict")):
@@ -325,7 +325,8 @@ def _miniimagenet_lists(data_dir: Path) -> list[Path]:
 
 def _miniimagenet(request: Request) -> Source:
     """miniImageNet from its three pickles, or from ``images/*.jpg`` with ``{train,val,test}.csv`` (filename,label)."""
-    digest, notes = hashlib.sha256(), ()
+    digest = hashlib.sha256()
+    notes: tuple[str, ...] = ()
     if paths := _miniimagenet_pickles(request.data_dir):
         by_class = _pickled_classes(paths, digest)
     else:
@@ -414,7 +415,8 @@ def _fceleba(request: Request) -> Source:
     listed = [name for split in SPLITS for user in users for name in files[split][user]]
     _refuse_repeated(listed, f"the lists in {folder}/leaf")
     classes = tuple(f"{user}-{mood}" for user in users for mood in ("neutral", "smiling"))
-    digest, images, labels, notes = hashlib.sha256(), {}, {}, ()
+    digest, images, labels = hashlib.sha256(), {}, {}
+    notes: tuple[str, ...] = ()
     for split in SPLITS:
         if unknown := [name for user in users for name in files[split][user] if name not in smiles]:
             raise SourceError(f"{folder}/list_attr_celeba.txt lacks {unknown[0]}; fetch CelebA's file again.")

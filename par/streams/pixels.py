@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from par.streams.transforms import FILTERS, fit
 
@@ -59,6 +61,11 @@ class Target:
     size: int | None = None
     resample: str = "bilinear"
     squash: bool = False
+
+
+def tally(count: int, noun: str, text: str, example: str) -> str:
+    """A sentence about ``count`` files, one of which is ``example``."""
+    return f"{count} {noun}{'s' if count > 1 else ''}: {text}; e.g. {example}."
 
 
 class Decoder:
@@ -118,8 +125,7 @@ class Decoder:
                     "so that all would be black; save them with 8 bits, or scale them"
                 )
         return tuple(
-            f"{count} image{'s' if count > 1 else ''}: {text}; e.g. {name}."
-            for text, (count, name) in sorted(self._remarks.items())
+            tally(count, "image", text, name) for text, (count, name) in sorted(self._remarks.items())
         ) + tuple(
             f"The largest integer in the images of the range 0 to {limit} is {peak}"
             f"{', so that they are dark' if 4 * peak < limit else ''}; e.g. {example}."
@@ -148,18 +154,19 @@ class Decoder:
 
     def _colours(self, image: Image.Image, name: str) -> Image.Image:
         """Modes of 8-bit channels; a colour that is marked as transparent makes them transparent."""
-        if image.format == "TIFF" and 2 in _tag(image, SAMPLE_FORMAT):
+        if 2 in _tag(image, SAMPLE_FORMAT):
             raise ImageError("holds signed 8-bit values; save it as unsigned")
         return self._transparent(image, name) if image.has_transparency_data else image.convert("RGB")
 
     def _transparent(self, image: Image.Image, name: str) -> Image.Image:
         rgba = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-        if rgba.getextrema()[3][0] == 255:
+        if np.asarray(rgba)[..., 3].min() == 255:
             return rgba.convert("RGB")
         canvas = Image.new("RGBA", rgba.size, BACKGROUND)
         rgb = Image.alpha_composite(canvas, rgba).convert("RGB")
         self._remark(f"transparent, composited on {BACKGROUND}", name)
-        if all(low == high for low, high in rgb.getextrema()):
+        pixels = np.asarray(rgb)
+        if (pixels == pixels[0, 0]).all():
             self._remark(f"one constant colour after compositing on {BACKGROUND}", name)
         return rgb
 
@@ -200,7 +207,7 @@ class Decoder:
         if image.format == "TIFF" or EXIF_KEYS.isdisjoint(image.info):
             return rgb
         try:
-            turn = TURNS.get(image.getexif().get(ORIENTATION))
+            turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
         except Exception:  # damaged EXIF data raise nearly anything
             self._remark("unreadable EXIF data, not turned", name)
             return rgb
@@ -257,14 +264,14 @@ def _check_shape(image: Image.Image) -> None:
 
 
 def _tag(image: Image.Image, number: int) -> tuple[int, ...]:
-    """A numeric tag of a TIFF, () if it has none."""
-    value = image.tag_v2.get(number, ())
+    """A numeric tag of a TIFF, () if there is none."""
+    value = image.tag_v2.get(number, ()) if isinstance(image, TiffImageFile) else ()
     return value if isinstance(value, tuple) else (value,)
 
 
 def _white_is_zero(image: Image.Image) -> bool:
     """Whether white is stored as 0: Pillow turns this round for 8-bit TIFFs alone."""
-    return image.format == "TIFF" and 0 in _tag(image, PHOTOMETRIC)
+    return 0 in _tag(image, PHOTOMETRIC)
 
 
 def _integer_range(image: Image.Image) -> tuple[np.ndarray, int]:
@@ -284,7 +291,7 @@ def _integer_range(image: Image.Image) -> tuple[np.ndarray, int]:
 def _scale_transparent_key(image: Image.Image) -> None:
     """Bring the transparent colour of a PNG to the 8 bits of the pixels that Pillow makes of 2, 4 or 16 bits."""
     key = image.info.get("transparency")
-    if image.format != "PNG" or key is None or not image.tile:
+    if not isinstance(image, PngImageFile) or key is None or not image.tile:
         return
     match image.tile[0][3]:
         case "L;2":

@@ -103,7 +103,10 @@ def walk(place: Path, wanted: Iterable[str]) -> Iterable[tuple[str, bytes]]:
                 for member in archive:
                     if member.name in wanted:
                         del wanted[member.name]
-                        yield member.name, archive.extractfile(member).read()
+                        file = archive.extractfile(member)
+                        if file is None:
+                            raise SourceError(f"{place}: {member.name} is no file; fetch the official archive again.")
+                        yield member.name, file.read()
             if wanted:
                 raise SourceError(f"{place} lacks {min(wanted)}; fetch the official archive again.")
     except SourceError:
