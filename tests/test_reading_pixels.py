@@ -208,9 +208,9 @@ def test_signed_bytes_are_refused():
 def test_the_largest_value_of_dark_images_is_noted_and_black_ones_are_refused(tmp_path):
     twelve = [encoded(Image.fromarray(noise(4, 4, seed=seed).astype(np.uint16) * 16)) for seed in range(3)]
     source = source_of(tmp_path / "one", *twelve)
-    assert any("The largest integer in the images of the range 0 to 65535 is " in note for note in source.notes)
+    assert any("The largest integer in images of the range 0 to 65535 is " in note for note in source.notes)
     labels = [encoded(Image.fromarray(noise(4, 4, seed=seed).astype(np.uint16) // 2)) for seed in range(3)]
-    message = r"own: no integer in the images of the range 0 to 65535 is larger than \d+ \(.*png\), so that all"
+    message = r"own: no integer in images of the range 0 to 65535 is larger than \d+ \(.*png\), so that all"
     with pytest.raises(SourceError, match=message):
         source_of(tmp_path / "two", *labels)
     source_of(tmp_path / "three", labels[0], twelve[0])  # one dark image among others is a dark image

@@ -121,16 +121,14 @@ class Decoder:
         for limit, (peak, example) in self._peaks.items():
             if 0 < peak and round(peak * 255 / limit) == 0:
                 raise ImageError(
-                    f"no integer in the images of the range 0 to {limit} is larger than {peak} ({example}), "
+                    f"no integer in images of the range 0 to {limit} is larger than {peak} ({example}), "
                     "so that all would be black; save them with 8 bits, or scale them"
                 )
-        return tuple(
-            tally(count, "image", text, name) for text, (count, name) in sorted(self._remarks.items())
-        ) + tuple(
-            f"The largest integer in the images of the range 0 to {limit} is {peak}"
-            f"{', so that they are dark' if 4 * peak < limit else ''}; e.g. {example}."
-            for limit, (peak, example) in sorted(self._peaks.items())
-        )
+        remarks = [tally(count, "image", text, name) for text, (count, name) in sorted(self._remarks.items())]
+        for limit, (peak, example) in sorted(self._peaks.items()):
+            dark = ", so that they are dark" if 4 * peak < limit else ""
+            remarks.append(f"The largest integer in images of the range 0 to {limit} is {peak}{dark}; e.g. {example}.")
+        return tuple(remarks)
 
     def _remark(self, text: str, name: str) -> None:
         count, example = self._remarks.get(text, (0, name))
