@@ -179,6 +179,16 @@ def test_everything_else_is_counted_with_its_reason(tmp_path, plain, kind):
     assert source.left_aside == tuple(expected) and source.notes == ()
 
 
+def test_a_zip_as_macos_makes_it_is_read(tmp_path, plain):
+    files = {f"pets/{name}": content for name, content in files_of().items()}
+    files |= {f"__MACOSX/pets/{name.replace('/0', '/._0')}": b"x" for name in files_of()} | {"pets/.DS_Store": b"x"}
+    lay_out(tmp_path, "zip", files)
+    source = load(tmp_path)
+    assert_same(source, plain)
+    assert source.notes == ("The top folder pets/ was skipped.",)
+    assert [(item.reason, item.count) for item in source.left_aside] == [("hidden, or of the operating system", 9)]
+
+
 def test_masks_beside_their_images_are_read_and_noted(tmp_path):
     lay_out(tmp_path, "zip", files_of("train/a/0_mask.png", "train/b/1_Segmentation.png", "train/b/other_mask.png"))
     source = load(tmp_path)
@@ -317,7 +327,7 @@ def test_a_huge_file_is_refused_unread(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("name", [b"\xff.png", b"c\xff/0.png"])
+@pytest.mark.parametrize("name", [b"\xff.png", b"c\xff/0.png", b"c\n\xff/0.png"])
 def test_names_that_are_no_text_can_be_said(tmp_path, name):
     place = lay_out(tmp_path, "folder", files_of())
     for split in ("train", "test"):
@@ -328,6 +338,7 @@ def test_names_that_are_no_text_can_be_said(tmp_path, name):
     with pytest.raises(SourceError, match=r"\\udcff") as caught:
         load(tmp_path)
     str(caught.value).encode("utf-8")
+    assert "\n" not in str(caught.value)
 
 
 def test_an_official_data_set_is_not_hidden_by_a_folder_of_its_name_without_splits(tmp_path):

@@ -251,7 +251,9 @@ def _check(layout: _Layout, content: Content, top: tuple[str, ...], place: Path)
                     f"It holds {printable(_holds(inside, len(where)))}."
                 )
             if label != printable(label):
-                raise SourceError(f"{place}: the class {printable(label)!r} has a name that is no UTF-8; rename it.")
+                raise SourceError(
+                    f"{place}: the class {printable(label)} has a name that is no printable text; rename it."
+                )
             if large := [file for file in images if file.size > MAX_BYTES]:
                 name, size = printable(min(large).name), min(large).size / 1e9
                 raise SourceError(f"{place}: {name} has {size:.1f} GB, more than an image; remove it.")

@@ -87,10 +87,10 @@ class Decoder:
             image = Image.open(io.BytesIO(content), formats=FORMATS)
             _check_shape(image)
             _scale_transparent_key(image)
-            self._load(image, name)
-            rgb = self._upright(self._to_rgb(image, name), image, name)
             if image.format != "PSD" and getattr(image, "is_animated", False):  # PSD: its frames are layers
                 self._remark("several frames, the first one is read", name)
+            self._load(image, name)
+            rgb = self._upright(self._to_rgb(image, name), image, name)
             return np.asarray(self._resized(rgb))
         except ImageError:
             raise

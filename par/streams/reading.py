@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tarfile
 import warnings
 import zipfile
@@ -19,6 +20,7 @@ from par.files import sha256_bytes
 from par.streams.pixels import Decoder, ImageError, Target
 
 SPLITS = ("train", "test")
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class SourceError(ValueError):
@@ -72,8 +74,8 @@ class Request:
 
 
 def printable(name: str) -> str:
-    """A file's name with the bytes that are no UTF-8 written out, so that it can be printed."""
-    return name.encode("utf-8", "backslashreplace").decode()
+    """A file's name on one line: control characters and bytes that are no UTF-8 are written out."""
+    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), name)
 
 
 def leaves(name: str) -> bool:
