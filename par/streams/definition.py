@@ -503,9 +503,15 @@ class _Planner:
                         f"{split} images, the task needs {needs}"
                     )
         if lacks:
+            unread = [
+                f"{one.count} files of {source.name} were left aside ({one.reason}, such as {one_line(one.example)})"
+                for source in self.sources.values()
+                for one in source.left_aside
+            ]
             raise SourceError(
-                f"stream {self.name}: {'; '.join(lacks[:MAX_LISTED])}{_further(lacks)}; lower the tasks' counts or the "
-                "source's valid_pool or valid_share, or get the complete data set."
+                f"stream {self.name}: {'; '.join(lacks[:MAX_LISTED])}{_further(lacks)}; "
+                f"{''.join(f'{words}; ' for words in unread)}lower the tasks' counts or the source's valid_pool or "
+                "valid_share, or get the complete data set."
             )
 
     def _draw(self, index: int, draft: _Draft, pools: Mapping[int, Mapping[str, np.ndarray]]) -> PlannedTask:

@@ -18,8 +18,9 @@ import tempfile
 from pathlib import Path
 
 from par.streams.embedded import EMBEDDED
+from par.streams.folders import holds_splits, image_folder
 from par.streams.official import OFFICIAL, Official
-from par.streams.reading import Request, Source, SourceError, holds_splits, image_folder
+from par.streams.reading import Request, Source, SourceError
 
 __all__ = ["Request", "Source", "SourceError", "load_source"]
 
@@ -42,18 +43,28 @@ def _embedded(dataset: str) -> Source:
 
 @functools.lru_cache(maxsize=8)  # the largest stream, S_long, draws from five
 def _from_disk(request: Request) -> Source:
-    for place in (request.data_dir / request.file, request.data_dir / f"{request.file}.zip"):
-        if place.suffix == ".zip" or holds_splits(place):
-            if place.exists():
-                return image_folder(request, place)
+    place = own_place(request.file, request.data_dir)
+    if place is not None:
+        return image_folder(request, place)
     official = OFFICIAL.get(request.dataset)
     if official is None:
+        if (folder := request.data_dir / request.file).is_dir():
+            return image_folder(request, folder)  # which says what it holds instead of splits
         raise _not_found(request, None, "it has no official archive that this program knows")
     if not official.present(request.data_dir):
         if official.download is None:
             raise _not_found(request, official, "it has no download")
         _download(request, official)
     return official.read(request)
+
+
+def own_place(file: str, data_dir: Path) -> Path | None:
+    """The image folder or zip of that name, which is read rather than official files; None where there is neither."""
+    for place in (data_dir / file, data_dir / f"{file}.zip"):
+        if place.suffix == ".zip" or holds_splits(place):
+            if place.exists():
+                return place
+    return None
 
 
 def _not_found(request: Request, official: Official | None, why: str) -> SourceError:

@@ -3,6 +3,7 @@ mean what their users think they mean."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from par.config import Config, ConfigError
+from par.config import Config
+from par.schema import ConfigError
 from par.streams import SourceError, build_stream, definition
 from par.streams.definition import plan_stream, read_definition
 from par.streams.findings import Finding, counts_by_kind, table, task_findings
@@ -467,3 +469,19 @@ def test_counts_in_sentences_are_those_of_the_data(own):
     for name, has, split, needs in found:
         assert (int(has), int(needs)) == ((expected[name] - 2, 8) if split == "train" else (2, 3))
     assert len(found) == 5
+
+
+def test_what_was_left_aside_stands_beside_what_is_lacking(tmp_path, monkeypatch):
+    """Images in folders below the classes are not read; the sentence about too few images says so."""
+    generator = np.random.default_rng(0)
+    for split, name in itertools.product(("train", "test"), ("a", "b")):
+        for place in (tmp_path / "own" / split / name, tmp_path / "own" / split / name / "more"):
+            place.mkdir(parents=True)
+            for number in range(3):
+                Image.fromarray(generator.integers(0, 256, (8, 8, 3), np.uint8)).save(place / f"{number}.png")
+    definitions = tmp_path / "definitions"
+    definitions.mkdir()
+    (definitions / "own.yaml").write_text("tasks:\n  - {source: own, train: 5, valid: 1}\n")
+    monkeypatch.setattr(definition, "DEFINITIONS", definitions)
+    with pytest.raises(SourceError, match=r"has 2 train images, the task needs 5.*12 files of own were left aside"):
+        build_stream("own", 0, tmp_path, tmp_path / "built")
