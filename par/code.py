@@ -28,6 +28,7 @@ PLUMBING = (
     "pipeline",
     "pipeline.command",
     "pipeline.jobs",
+    "pipeline.journal",
     "pipeline.sync",
     "pipeline.tracking",
 )

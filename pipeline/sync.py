@@ -1,4 +1,4 @@
-"""Publish journals (`pipeline.tracking`) to MLflow: ``python -m pipeline.sync [--rebuild]``.
+"""Publish journals (`pipeline.journal`) to MLflow: ``python -m pipeline.sync [--rebuild]``.
 
 Stages call :func:`publish` themselves when it is due; the command is for what they could not deliver. ``--rebuild``
 publishes the journals that were delivered before as well: runs that the store still has are left alone, so it fills a
@@ -24,7 +24,7 @@ from urllib.parse import quote
 from filelock import FileLock
 
 from par.config import load, resolve_path
-from pipeline.tracking import OWN, PARENT, home, read_closed
+from pipeline.journal import OWN, PARENT, home, read_closed
 
 if TYPE_CHECKING:  # importing MLflow costs 1.4 s
     from mlflow import MlflowClient

@@ -19,17 +19,14 @@ leaves its journal too; one that is killed outright cannot even close it, and is
 
 from __future__ import annotations
 
-import fcntl
 import json
 import numbers
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -38,59 +35,14 @@ from typing import Any
 
 from ruamel.yaml import YAML, YAMLError
 
-from par.config import Config, resolve_path, to_plain
+from par.config import Config, to_plain
 from par.files import sha256_bytes, sha256_file, write_atomically
 from par.process import die_with_parent
+from pipeline import sync
+from pipeline.journal import OWN, PARENT, Journal, home, milliseconds, read_closed, safe_name
 
 PUBLISH_AFTER = 60.0  # seconds; publishing costs 2.3 s, so at most 4% of the time goes into it
-PARENT = "parent"  # the run id that stands for the pipeline's run in a journal
-OWN = "0"  # the run id of the stage itself in its journal
 SIGTERM_EXIT = 128 + signal.SIGTERM
-
-
-def home() -> Path:
-    """The folder of journals and artifact copies: in the main checkout, also in a temporary experiment."""
-    return resolve_path(".mlflow").resolve()
-
-
-class Journal:
-    """One stage's events as JSON lines. The file stays locked while its stage lives: see :func:`read_closed`."""
-
-    def __init__(self, stage_name: str) -> None:
-        folder = home() / "journal"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{_milliseconds()}-{os.getpid()}-{_plain(stage_name)}.jsonl"
-        self.stage_name = stage_name
-        self.n_children = 0
-        draft = path.with_suffix(".draft")  # nobody may see the journal before it is locked
-        self._file = open(draft, "x", encoding="utf-8")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        draft.rename(path)
-
-    def write(self, kind: str, run: str, **fields: Any) -> None:
-        """Append one event; it is on disk when this returns."""
-        self._file.write(json.dumps({"kind": kind, "run": run, "time": _milliseconds(), **fields}) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Release the file; from now on any process may publish it."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked worker that still holds the file would keep the lock
-        self._file.close()
-
-
-def read_closed(path: Path) -> list[dict[str, Any]] | None:
-    """The events of a journal whose stage has ended; ``None`` while it is being written or if it is gone.
-
-    A last line cut off by a power failure is left out.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            lines = file.read().splitlines(keepends=True)
-    except (FileNotFoundError, BlockingIOError):
-        return None
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 class Run:
@@ -212,8 +164,6 @@ def stage(config: Config, name: str, item: str | None = None, *, publish: bool =
             journal.close()
             try:
                 if status != "KILLED" and (publish or status == "FAILED" or _due()):
-                    from pipeline import sync
-
                     lines = [sync.publish(), *(sync.deep_links(config.tracking.experiment) if publish else [])]
                 else:
                     lines = [
@@ -233,7 +183,7 @@ def _due() -> bool:
     """Whether the oldest journal that waits for publication was begun more than PUBLISH_AFTER seconds ago."""
     for path in sorted((home() / "journal").glob("*.jsonl")):
         if read_closed(path) is not None:
-            return _milliseconds() - int(path.name.split("-")[0]) > 1000 * PUBLISH_AFTER
+            return milliseconds() - int(path.name.split("-")[0]) > 1000 * PUBLISH_AFTER
     return False
 
 
@@ -282,7 +232,7 @@ def _identity(config: Config, stage_name: str) -> dict[str, Any]:
     short = commit[:7] or "no commit"
     return {
         "experiment": config.tracking.experiment,
-        "pipeline": f"{_plain(experiment or short)}-{sha256_bytes(json.dumps(plain, sort_keys=True).encode())[:8]}",
+        "pipeline": f"{safe_name(experiment or short)}-{sha256_bytes(json.dumps(plain, sort_keys=True).encode())[:8]}",
         "name": experiment or f"alpha={config.alpha:g} @{short}",
         "config": plain,
         "params": {"preset": config.preset, "alpha": config.alpha, "beta": config.beta, **_swept(config.preset)},
@@ -369,12 +319,3 @@ def _column_type(value: object) -> str:
         if isinstance(value, kind):
             return name
     return "string"
-
-
-def _plain(text: str) -> str:
-    """``text`` with nothing in it that a file name or an MLflow filter would trip over."""
-    return re.sub(r"[^\w@.-]", "_", text)
-
-
-def _milliseconds() -> int:
-    return time.time_ns() // 1_000_000

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from par import code
 from pipeline import sync, tracking
 from pipeline.tracking import stage
 from tests.tracking_helpers import CONFIG, PROGRAM, REPOSITORY, git, journals, make_checkout, runs, start_stage
@@ -20,6 +21,14 @@ from tests.tracking_helpers import CONFIG, PROGRAM, REPOSITORY, git, journals, m
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     return make_checkout(tmp_path, monkeypatch)
+
+
+def test_imports_lead_from_stages_to_sync_to_the_journal_and_load_no_mlflow():
+    names = {"pipeline.tracking", "pipeline.sync", "pipeline.journal"}
+    assert code.import_closure(["pipeline.journal"]) & names == {"pipeline.journal"}
+    assert code.import_closure(["pipeline.sync"]) & names == {"pipeline.sync", "pipeline.journal"}
+    script = "import sys, pipeline.tracking; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY).returncode == 0
 
 
 def test_quick_stage_leaves_its_journal_to_a_later_stage_and_says_so(checkout, capsys):
