@@ -26,6 +26,7 @@ PLUMBING = (
     "par.process",
     "par.streams",
     "pipeline",
+    "pipeline.address",
     "pipeline.command",
     "pipeline.jobs",
     "pipeline.journal",
