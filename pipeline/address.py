@@ -14,6 +14,7 @@ SECRET_VARIABLE = re.compile(r"_(PASSWORD|TOKEN|SECRET|ACCESS_KEY)$")
 SECRET_IN_QUERY = re.compile(
     r"([?&;][\w.-]*(?:token|key|password|passwd|pwd|secret|sig|signature|auth)=)[^&;\s'\"<>]+", re.I
 )
+UNQUOTED = ("", "/", "@", "!#$%&'()*+,/:;=?@[]~")  # what one library or the other leaves as it is in an address
 CREDENTIALS = re.compile(r"(\w[\w+.-]*://)[^\s/'\"<>]*@")
 
 
@@ -74,9 +75,5 @@ def _secrets() -> set[str]:
         logins |= {login, unquote(login)}
     plain |= logins | {login.partition(":")[2] for login in logins}
     plain |= {unquote(text) for text in plain}
-    return {
-        form
-        for text in plain
-        if text
-        for form in (text, quote(text), quote(text, safe=""), repr(text)[1:-1], b64encode(text.encode()).decode())
-    }
+    forms = {form for text in plain if text for form in (text, repr(text)[1:-1], b64encode(text.encode()).decode())}
+    return forms | {quote(text, safe=safe) for text in plain if text for safe in UNQUOTED}

@@ -99,7 +99,7 @@ def publish(
                     outcome.n_tagged = n_tagged
                 case "links", [lines]:
                     outcome.links = lines
-                case "failed", [reason]:
+                case "failed", [reason] if _short(reason) not in outcome.kept:
                     outcome.problem = _short(reason)
     outcome.n_left = len(waiting())
     if outcome.problem:

@@ -169,8 +169,8 @@ def _account(config: Config, journal: Journal, status: str, publish: bool) -> li
     if journal.n_lost:
         lines.append(
             f"MLflow: {journal.n_lost} of {journal.n_events} events of {journal.stage_name} are not recorded "
-            f"({journal.problem}); its results do not depend on them. "
-            f"Make {home()} writable, with room, before the next run."
+            f"({journal.problem}), so MLflow shows the stage in part or not at all, as KILLED if its end is missing; "
+            f"its results do not depend on it. Make {home()} writable, with room, before the next run."
         )
     try:
         if status != "KILLED" and (publish or status == "FAILED" or _due()):
@@ -189,7 +189,7 @@ def _due() -> bool:
     """Whether a journal has waited for more than PUBLISH_AFTER seconds, and MLflow was not out of reach since."""
     oldest = waiting()[:1]
     begun = [int(path.name.split("-")[0]) for path in oldest]
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         begun.append(int(1000 * sync.failure_mark().stat().st_mtime))
     return bool(oldest) and milliseconds() - max(begun) > 1000 * PUBLISH_AFTER
 

@@ -49,7 +49,7 @@ def forked_publisher(task: dict[str, Any]) -> Iterator[Connection]:
     import mlflow  # noqa: F401
 
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=publisher.serve, args=(theirs,))
+    process = multiprocessing.get_context("fork").Process(target=_serve_quietly, args=(theirs,))
     process.start()
     theirs.close()
     try:
@@ -61,9 +61,16 @@ def forked_publisher(task: dict[str, Any]) -> Iterator[Connection]:
         ours.close()
 
 
-def make_checkout(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, database: bool = True, fork: bool = True
-) -> Path:
+def _serve_quietly(connection: Connection) -> None:
+    """Answer without a word on the terminal, as the new process would."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nothing, stream)
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    publisher.serve(connection)
+
+
+def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch, *, database: bool = True, fork: bool = True) -> Path:
     """Make ``folder`` the main checkout and the current directory, with no trace of an outer DVC, MLflow or git.
 
     With ``fork``, what this process publishes is published by a fork, otherwise by a new process as in real use.
