@@ -61,14 +61,14 @@ class Journal:
         kept = False
         if self._file is not None and not self._unknown & {run, PARENT}:
             with self._losing():
-                self._append(line.encode())
+                self._append(self._file, line.encode())
                 kept = True
         if not kept:
             self.n_lost += 1
             if kind in ("stage", "start"):
                 self._unknown.add(run)
 
-    def artifact(self, run: str, copy: str, folder: str, write: Callable[[Path], None]) -> None:
+    def artifact(self, run: str, copy: str, folder: str, write: Callable[[Path], Any]) -> None:
         """Let ``write`` fill the file ``copy`` of ``.mlflow/files``, unless it is there, and note it as an artifact."""
         kept = False
         with self._losing():
@@ -88,8 +88,8 @@ class Journal:
                 fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked worker that still holds the file would keep the lock
                 self._file.close()
 
-    def _append(self, line: bytes) -> None:
-        file, written = self._file, 0
+    def _append(self, file: FileIO, line: bytes) -> None:
+        written = 0
         try:
             while written < len(line):  # a disk that fills up takes a part
                 written += os.pwrite(file.fileno(), line[written:], self._size + written)

@@ -51,6 +51,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
     problem: str = ""  # why it ended before its end
+    is_late: bool = False  # because the time was over
 
     def lines(self) -> list[str]:
         """The outcome in words, without any password."""
@@ -61,8 +62,9 @@ class Outcome:
             others = f" and {len(journals) - 1} more" if len(journals) > 1 else ""
             lines.append(f"MLflow: not published, kept: {journals[0]}{others}: {reason}")
         if self.problem:
+            state = "too slow" if self.is_late else "out of reach"
             lines.append(
-                f"MLflow is out of reach ({shown(store_address())}: {self.problem}); {self.n_left} journals are kept "
+                f"MLflow is {state} ({shown(store_address())}: {self.problem}); {self.n_left} journals are kept "
                 f"in {home() / 'journal'}, python -m pipeline.sync publishes them."
             )
         if self.n_tagged:
@@ -101,6 +103,8 @@ def publish(
                     outcome.links = lines
                 case "failed", [reason] if _short(reason) not in outcome.kept:
                     outcome.problem = _short(reason)
+                case "late", []:
+                    outcome.problem, outcome.is_late = f"not done within {limit:g} s", True
     outcome.n_left = len(waiting())
     if outcome.problem:
         with suppress(OSError):
@@ -114,13 +118,13 @@ def failure_mark() -> Path:
 
 
 def _events(task: dict[str, Any], limit: float) -> Iterator[tuple[Any, ...]]:
-    """What the publishing process tells until it is done or its time is over; the last event may be ("failed", ...)."""
+    """What the publishing process tells until it is done or its time is over; the last event may be failed or late."""
     started = time.monotonic()
     deadline = started + LONGEST_LOADING
     with _publisher(task) as connection:
         while True:
             if not connection.poll(max(0.0, deadline - time.monotonic())):
-                yield ("failed", f"it took more than {limit:g} s")
+                yield ("late",)
                 return
             try:
                 event = connection.recv()

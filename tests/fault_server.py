@@ -11,7 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-EXPERIMENT = {"experiment_id": "1", "name": "par", "artifact_location": "mlflow-artifacts:/1", "lifecycle_stage": "active"}
+EXPERIMENT = {
+    "experiment_id": "1",
+    "name": "par",
+    "artifact_location": "mlflow-artifacts:/1",
+    "lifecycle_stage": "active",
+}
 
 
 class FaultServer(ThreadingHTTPServer):

@@ -71,7 +71,7 @@ def test_a_stage_waits_for_a_server_no_longer_than_its_limit(checkout, monkeypat
         write_stage(publish=True)
         assert time.monotonic() - started < 3
     output = capfd.readouterr()
-    assert "it took more than 1 s" in output.out and "2 journals are kept" in output.out and output.err == ""
+    assert "not done within 1 s" in output.out and "2 journals are kept" in output.out and output.err == ""
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert publish() == "MLflow: 2 runs published."
     assert [run.data.metrics for run in runs(checkout, "stage")] == [{"AP": 0.5}] * 2
@@ -84,7 +84,7 @@ def test_limit_of_a_stage_in_real_use(tmp_path, monkeypatch):
         process = start_stage("print(time.monotonic(), flush=True)", MLFLOW_TRACKING_URI=f"http://{server.place}")
         started = float(process.stdout.readline())
         output, errors = process.communicate(timeout=60)
-        assert process.returncode == 0 and "it took more than 5 s" in output and errors == ""
+        assert process.returncode == 0 and "not done within 5 s" in output and errors == ""
     assert time.monotonic() - started < sync.SERVER_SECONDS + 10  # of which loading MLflow takes 1 to 8
 
 
@@ -96,7 +96,7 @@ def test_what_a_stage_has_published_of_a_slow_server_is_not_published_again(chec
                 child.metrics({"AP": seed})
     with fault_server("slow", seconds=0.05) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{server.place}")
-        assert "it took more than" in publish() and 0 < len(server.ended()) < 9
+        assert "not done within" in publish() and 0 < len(server.ended()) < 9
         code, output = run_sync(monkeypatch, capfd, "--limit", "60")
         assert code == 0 and "journals are kept" not in output
         stages = [name for name in server.ended() if name.startswith("train")]
@@ -131,7 +131,8 @@ def test_sync_says_in_one_sentence_that_an_address_is_unusable(checkout, monkeyp
         monkeypatch.setenv("MLFLOW_TRACKING_URI", BAD_ADDRESSES.get(fault, f"http://{server.place}"))
         code, output = run_sync(monkeypatch, capfd, "--limit", "4")
     (line,) = output.splitlines()
-    assert code == 1 and line.startswith("MLflow is out of reach (") and "1 journals are kept" in line
+    state = "too slow" if fault == "mute" else "out of reach"
+    assert code == 1 and line.startswith(f"MLflow is {state} (") and "1 journals are kept" in line
     assert "Traceback" not in output and len(journals(checkout, ".jsonl")) == 1
 
 
@@ -397,7 +398,7 @@ def test_passwords_are_nowhere(checkout, monkeypatch, capfd, fault):
     told += "".join(path.read_text() for path in checkout.rglob("*") if path.is_file() and ".mlflow" in path.parts)
     for form in (PASSWORD, secret, "me:", "t0ken", b64encode(f"me:{PASSWORD}".encode()).decode()):
         assert form not in told
-    assert "out of reach" in told
+    assert "out of reach" in told or "too slow" in told
 
 
 def test_links_of_a_server_have_no_credentials(checkout, monkeypatch, capfd):
