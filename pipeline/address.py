@@ -28,6 +28,11 @@ def is_server(address: str) -> bool:
     return address.lower().startswith(("http://", "https://"))
 
 
+def is_local(address: str) -> bool:
+    """Whether an address is that of files on this machine: no one to wait for."""
+    return "://" not in address or address.lower().startswith(("sqlite:", "file:"))
+
+
 def shown(address: str) -> str:
     """An address as it may be printed: without user, password, query and fragment."""
     scheme, mark, rest = address.partition("://")

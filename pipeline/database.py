@@ -35,7 +35,7 @@ def prepare() -> str:
         DatabaseError: the database is locked, is none, or is being made by another program.
     """
     sentence = ""
-    if DATABASE_FILE.exists() and DATABASE_FILE.stat().st_size and _is_half_made():
+    if DATABASE_FILE.exists() and _is_half_made():
         age = time.time() - DATABASE_FILE.stat().st_mtime
         if age < IN_MAKING:
             raise DatabaseError(
@@ -43,7 +43,7 @@ def prepare() -> str:
                 f"if none is, it is set aside after {IN_MAKING:g} s"
             )
         sentence = f"MLflow: {DATABASE_FILE} was left half-made and is now {_set_aside()}; a new one gets all journals."
-    if not DATABASE_FILE.exists() or not DATABASE_FILE.stat().st_size:
+    if not DATABASE_FILE.exists():
         _make()
     return sentence
 
@@ -76,7 +76,14 @@ def _make() -> None:
     from mlflow import MlflowClient
 
     draft = Path(f"{DATABASE_FILE}.making")
+    _remove(draft)  # of a process that was killed
+    try:
+        MlflowClient(f"sqlite:///{draft}").search_experiments(max_results=1)
+        os.replace(draft, DATABASE_FILE)
+    finally:
+        _remove(draft)  # where the disk is full, it needs the room
+
+
+def _remove(path: Path) -> None:
     for suffix in ("", *SIDE_FILES):
-        Path(f"{draft}{suffix}").unlink(missing_ok=True)  # of a process that was killed
-    MlflowClient(f"sqlite:///{draft}").search_experiments(max_results=1)
-    os.replace(draft, DATABASE_FILE)
+        Path(f"{path}{suffix}").unlink(missing_ok=True)

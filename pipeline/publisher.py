@@ -115,7 +115,8 @@ def _be_brief(seconds: float) -> None:
 
 
 def _words(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    """An exception's text on one line, of a database's without the statement, which names a run and not the cause."""
+    return " ".join(str(error).partition("[SQL:")[0].split()) or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -28,15 +28,16 @@ from typing import Any
 from tqdm import tqdm
 
 from par.config import ConfigError, load
-from pipeline.address import is_server, scrubbed, shown, store_address
+from pipeline.address import is_local, scrubbed, shown, store_address
 from pipeline.journal import home, wait_again, waiting
 
 SERVER_SECONDS = 5.0  # a stage's limit with a server
-DATABASE_SECONDS = 60.0  # a stage's limit with a database of its own, which is as fast as the disk
+FILE_SECONDS = 60.0  # a stage's limit with the checkout's own database, which is as fast as the disk
 COMMAND_SECONDS = 600.0  # the command's limit
 LOADING = 2.0  # seconds of a limit for loading MLflow; a slow disk takes more, which is not the server's fault
 LONGEST_LOADING = 120.0  # seconds; with the making of the database, 4 to 10 s once
 LONGEST_REASON = 200  # characters of an exception's text
+MOST_REASONS = 3
 CODE = Path(__file__).resolve().parent.parent
 
 
@@ -58,9 +59,11 @@ class Outcome:
         lines = [*self.notes]
         if self.n_runs or not self.problem:
             lines.append(f"MLflow: {self.n_runs} runs published.")
-        for reason, journals in self.kept.items():
+        for reason, journals in list(self.kept.items())[:MOST_REASONS]:
             others = f" and {len(journals) - 1} more" if len(journals) > 1 else ""
             lines.append(f"MLflow: not published, kept: {journals[0]}{others}: {reason}")
+        if rest := sum(map(len, list(self.kept.values())[MOST_REASONS:])):
+            lines.append(f"MLflow: not published, kept: {rest} more, for other reasons.")
         if self.problem:
             state = "too slow" if self.is_late else "out of reach"
             lines.append(
@@ -84,7 +87,7 @@ def publish(
         tag: tag the runs of DVC experiments with their commits.
         progress: show a bar of the journals on a terminal.
     """
-    limit = seconds or (SERVER_SECONDS if is_server(store_address()) else DATABASE_SECONDS)
+    limit = (FILE_SECONDS if is_local(store_address()) else SERVER_SECONDS) if seconds is None else seconds
     outcome = Outcome()
     task = {"parent": os.getpid(), "experiment": experiment, "seconds": limit, "links": links, "tag": tag}
     with tqdm(total=len(waiting()), desc="MLflow", unit="journal", disable=None if progress else True) as bar:

@@ -354,7 +354,31 @@ def test_stage_goes_on_with_a_full_or_read_only_file_system(checkout, capfd):
         assert "8 of 8 events" in output and "Read-only file system" in output
 
 
+@pytest.mark.skipif(not shutil.which("mount"), reason="no mount")
+def test_stage_goes_on_when_the_database_finds_no_room(tmp_path, monkeypatch, capfd):
+    size = migrated_database().stat().st_size
+    with tmpfs(tmp_path / "checkout", f"{2 * size + 300_000}"):
+        checkout = make_checkout(tmp_path / "checkout", monkeypatch)
+        with stage(CONFIG, "train", item="a", publish=True) as run:
+            run.text("large.md", "x" * size)  # once in the journal's files, once more in MLflow's
+            run.metrics({"AP": 0.5})
+        output = capfd.readouterr().out
+        assert len(journals(checkout, ".jsonl")) == 1 and "Traceback" not in output
+        assert "not published, kept" in output and "No space left on device" in output
+        monkeypatch.chdir(tmp_path)
+
+
+def test_many_reasons_are_counted_not_listed():
+    outcome = sync.Outcome(kept={f"reason {i}": [f"journal {i}"] for i in range(50)})
+    assert len(outcome.lines()) == 5 and "47 more" in outcome.lines()[-1]
+
+
 # -- addresses
+
+
+def test_only_files_of_this_machine_have_more_time():
+    assert all(map(address.is_local, [address.DATABASE, "sqlite:////x/y.db", "./mlruns", "file:///x"]))
+    assert not any(map(address.is_local, ["http://h", "postgresql://h/db", "mysql+pymysql://h/db"]))
 
 
 def test_shown_address_has_no_credentials():
