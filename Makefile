@@ -12,7 +12,7 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro preset test test-fast test-exhaustive ui
+.PHONY: help install repro preset lint test test-fast test-exhaustive ui
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,8 +23,17 @@ repro: $(STAMP) ## run the pipeline on params.yaml: all tables and figures (dvc 
 	dvc repro
 
 preset: $(STAMP) ## copy presets/$(P).yaml to params.yaml, then run: make preset P=paper
+	@for known in presets/*.yaml; do ! cmp -s $$known params.yaml || exit 0; done; \
+	git show HEAD:./params.yaml 2>/dev/null | cmp -s - params.yaml || [ ! -e params.yaml ] || [ "$(FORCE)" = 1 ] || \
+	{ echo "params.yaml has edits that are neither committed nor a preset; commit them, or give them up with:" \
+	"make preset P=$(P) FORCE=1" >&2; exit 1; }
 	cp presets/$(P).yaml params.yaml
 	dvc repro
+
+lint: $(STAMP) ## check format, style and types
+	ruff format --check .
+	ruff check .
+	mypy par pipeline
 
 test: $(STAMP) ## run all tests
 	python -m pytest

@@ -5,7 +5,7 @@ other load on the machine moves all methods alike. A step is what lies between t
 drawing, augmenting, loss, gradients, update; of a method that fits several candidates, any of their steps. Its seconds
 are the median over all rounds, of processor time: run it with OMP_NUM_THREADS=1, because threads that wait for each
 other count too. For EWC and MAS the importance pass over a task of CIFAR100-10's size is compared with an epoch of
-Finetune. As in the stages, glibc keeps large blocks (:func:`par.process.keep_large_blocks`).
+Finetune. As in the stages, glibc keeps large blocks (:func:`par.operating_system.keep_large_blocks`).
 
 Where `avalanche` can be imported (`pip install avalanche-lib==0.6.0` in an environment of its own, beside this
 project), our methods and its strategies also train its slim ResNet18 on the same images, one epoch a task.
@@ -18,21 +18,22 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from par.config import Config, Network, Recipe, parse
-from par.learning.augment import Images
+from par.config import Config, NetworkSettings, Recipe
 from par.methods import METHODS, load_method
-from par.methods.base import LearningTask, Method, Step
-from par.methods.penalty import QuadraticPenalty
-from par.process import keep_large_blocks
+from par.methods.bases.method import LearningTask, Method, Step
+from par.methods.bases.penalty import QuadraticPenalty
+from par.operating_system import keep_large_blocks
+from par.settings import resolve
+from par.training.images import Images
 
-GOALS = {"ewc": 1.05, "mas": 1.05, "lwf": 1.4, "er": 2.05, "agem": 2.2}  # of Finetune's time a step (issue 4)
-AVALANCHE_GOALS = {"finetune": 1.2, "ewc": 1.35, "lwf": 2.2, "er": 1.4}  # times as fast as Avalanche (issue 4)
+GOALS = {"ewc": 1.05, "mas": 1.05, "lwf": 1.4, "er": 2.05, "agem": 2.2}  # of Finetune's time a step (sources.md#goals)
+AVALANCHE_GOALS = {"finetune": 1.2, "ewc": 1.35, "lwf": 2.2, "er": 1.4}  # of Avalanche's speed (sources.md#goals)
 TASK_IMAGES = 4500  # of one task of CIFAR100-10
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
@@ -53,7 +54,7 @@ def build(name: str, config: Config, **hyper) -> Method:
     method = load_method(name)
     choices = {"network": "resnet18_light", "search_epochs": 1}
     hyper |= {field.name: choices[field.name] for field in fields(method.Hyper) if field.name in choices}
-    return method(config, parse(method.Hyper, hyper, name))
+    return method(resolve(replace(config, methods={name: hyper}), "", name))
 
 
 class Timed:
@@ -92,7 +93,7 @@ class Timed:
 def relative_to_finetune(names: Sequence[str], options: argparse.Namespace) -> None:
     """Measure and print the table of step times."""
     recipe = Recipe(epochs=1, batch_size=options.batch)
-    config = Config("benchmark", (), (0,), {}, network=Network(width=options.width))
+    config = Config("benchmark", (), (0,), {}, network=NetworkSettings(width=options.width))
     timed = [Timed(name, config, recipe, options.size) for name in names]
     third = task(2, (options.steps + 2) * options.batch, options.size)
     for round_number in range(options.rounds):
@@ -130,7 +131,7 @@ class SlimTrunk(nn.Module):
 def seconds_of_ours(name: str, tasks: Sequence[LearningTask], recipe: Recipe, **hyper) -> float:
     """Processor seconds of all tasks but the first, with everything that belongs to learning a task."""
     on_slim = type(name, (load_method(name),), {"build_trunk": lambda self, record: SlimTrunk()})
-    learner = on_slim(Config("benchmark", (), (0,), {}), parse(on_slim.Hyper, hyper, name))
+    learner = on_slim(resolve(Config("benchmark", (), (0,), {name: hyper}), "", name))
     learner.learn(tasks[0], Step(recipe, "0"))
     started = time.process_time()
     for later in tasks[1:]:
@@ -206,7 +207,7 @@ def against_avalanche(options: argparse.Namespace) -> None:
     recipe = Recipe(epochs=1, batch_size=64)
     tasks = [task(index, options.avalanche_images, 32, n_classes=2) for index in range(3)]
     # Ours, its hyper-parameters; theirs and its arguments. Avalanche's EWC squares mean gradients of mini-batches, so
-    # ours does here too; 500 replayed images in both (facts peers D1).
+    # ours does here too; 500 replayed images in both (sources.md#avalanche).
     pairs = (
         ("finetune", {}, supervised.Naive, {}),
         ("ewc", {"fisher": "minibatch"}, supervised.EWC, {"ewc_lambda": 1.0}),

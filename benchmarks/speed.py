@@ -24,15 +24,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from par.config import Config, Network, Recipe
-from par.learning import trainer
-from par.learning.augment import Images
-from par.learning.chain import ChainJob, PlannedTask
-from par.learning.losses import cross_entropy
-from par.learning.store import Store
+from par.config import LearnerSettings, NetworkSettings, Recipe
+from par.methods.bases.method import NoHyper
 from par.networks.resnet import LightResNet18
-from par.process import keep_large_blocks
+from par.operating_system import keep_large_blocks
+from par.steps.chain_job import ChainJob, ChainTask
+from par.steps.store import Store
 from par.streams import build_stream
+from par.training import trainer
+from par.training.images import Images
+from par.training.losses import cross_entropy
 
 RECIPE = Recipe(epochs=1, batch_size=64, clip_norm=None)
 CLASSES = 10
@@ -45,7 +46,7 @@ def some_images(count: int, augment: tuple[str, ...] = ("crop", "flip")) -> Imag
     return Images(pixels, generator.integers(CLASSES, size=count), (0.5,) * 3, (0.25,) * 3, augment)
 
 
-class Plain(nn.Module):
+class Plain(trainer.Trainable):
     """The least that `trainer.fit` trains: the paper's light ResNet18 with a head."""
 
     def __init__(self):
@@ -55,20 +56,11 @@ class Plain(nn.Module):
     def modules_to_train(self):
         return [self.network]
 
-    def start_epoch(self, epoch):
-        pass
-
     def loss(self, batch):
         return cross_entropy(self.predict(batch.images), batch.labels)
 
-    def after_backward(self):
-        pass
-
     def predict(self, images):
         return self.network(images)
-
-    def end_epoch(self, epoch, valid_accuracy):
-        pass
 
 
 def bare_epoch(network: nn.Module, images: Images) -> None:
@@ -147,17 +139,15 @@ def measure_workers() -> None:
 def measure_memory() -> None:
     with tempfile.TemporaryDirectory() as folder:
         n_tasks = len(build_stream("demo_long", 0, folder, Path(folder) / "stream").tasks)
-        config = Config("benchmark", ("demo_long",), (0,), {}, recipe=RECIPE, network=Network(width=16), predict="ends")
-        chain = tuple(PlannedTask(index) for index in range(n_tasks))
+        settings = LearnerSettings("finetune", "finetune", NoHyper(), RECIPE, network=NetworkSettings(width=16))
+        chain = tuple(ChainTask(index) for index in range(n_tasks))
         resident, page = [], os.sysconf("SC_PAGE_SIZE")
 
         def note(n_images: int) -> None:
             resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * page / 1e6)
 
-        ChainJob(
-            "finetune", "finetune", "demo_long", Path(folder) / "stream", 0, chain, (1,) * n_tasks, config,
-            torch.device("cpu"),
-        ).run(Store(Path(folder) / "store"), note)  # fmt: skip
+        job = ChainJob(settings, Path(folder) / "stream", 0, chain, (1,) * n_tasks, "ends", torch.device("cpu"))
+        job.run(Store(Path(folder) / "store"), note)
     early, late = resident[len(resident) // 5], max(resident[-len(resident) // 5 :])
     print(
         f"memory: {late:.0f} MB resident in the last fifth of {n_tasks} tasks, {early:.0f} MB after the first: "

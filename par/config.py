@@ -1,64 +1,46 @@
-"""params.yaml as one typed, frozen schema.
+"""params.yaml as one typed, frozen schema, and which of its values counts where several could.
 
-Every value is checked where it is read: an unknown key, a wrong type or a value out of range raises
-:class:`ConfigError`, whose message names the key, the value and what is allowed. The file is read with ruamel's
-YAML 1.2 loader, the one DVC uses: PyYAML reads ``3e-05`` (what ``dvc exp run -S lr=0.00003`` writes) as a string.
+What decides how a learner learns a stream can stand in five layers; each overrides the ones before it:
+
+    the block itself  <  recipes.<stream>  <  methods.<method>  <  methods.<method>.streams.<stream>  <  variants.<name>
+
+:func:`par.settings.resolve` is the one place where the layers become a learner's settings.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import re
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ruamel.yaml import YAML, YAMLError
+from par.schema import (
+    NAME_PATTERN,
+    ConfigError,
+    Count,
+    Fraction,
+    Index,
+    NonNegative,
+    Positive,
+    Range,
+    check_names,
+    convert,
+    override,
+    read_yaml,
+)
 
-NAME_PATTERN = re.compile(r"[a-z0-9_]+")
 PAR = "par"  # the method whose variants the ablation runs
+PAPER_ALPHA, PAPER_BETA = 0.5, 0.75  # paper 4.2
+STANDARD_VARIANTS = Path(__file__).with_name("variants.yaml")
 
-
-class ConfigError(ValueError):
-    """A value of params.yaml (or of a definition) that cannot be used; the message says which, where and why."""
-
-
-@dataclass(frozen=True)
-class Range:
-    """Closed interval of allowed numbers; ``None`` leaves a side open, ``above`` excludes the lower end."""
-
-    low: float | None = None
-    high: float | None = None
-    above: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        if self.low is not None and (value < self.low or (self.above and value == self.low)):
-            return False
-        return self.high is None or value <= self.high
-
-    def __str__(self) -> str:
-        if self.high is None:
-            return f"{'above' if self.above else 'at least'} {self.low:g}"
-        if self.low is None:
-            return f"of at most {self.high:g}"
-        return f"between {self.low:g} and {self.high:g}" + (f", {self.low:g} excluded" if self.above else "")
-
-
-Count = Annotated[int, Range(1)]
-Index = Annotated[int, Range(0)]
-Positive = Annotated[float, Range(0, above=True)]
-NonNegative = Annotated[float, Range(0)]
-Fraction = Annotated[float, Range(0, 1)]
 Threshold = Annotated[float, Range(high=1)]  # scores are at most 1 (eq. 8); -.inf is below all of them
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one task is trained. Defaults: the authors' CIFAR100-10 script for PAR (facts 3.4)."""
+    """How one task is trained. Defaults: the authors' CIFAR100-10 script for PAR (sources.md#par-recipe)."""
 
     epochs: Count = 100
     batch_size: Count = 64
@@ -75,8 +57,8 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Network:
-    """Backbone of the single-network baselines (facts 6a)."""
+class NetworkSettings:
+    """Backbone of the single-network baselines (sources.md#resnet)."""
 
     name: Literal["resnet18_light"] = "resnet18_light"
     width: Count = 64  # channels of all four stages; 64 gives the paper's 607,050 parameters
@@ -84,16 +66,16 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Expert:
-    """Shape of PAR's experts and of the search network (facts 4.17.4)."""
+class ExpertSettings:
+    """Shape of PAR's experts and of the search network (sources.md#expert)."""
 
     cells: Count = 4
     channels: Annotated[int, Range(2)] = 64  # per node, constant over the cells; even (factorised reductions halve it)
 
 
 @dataclass(frozen=True)
-class Search:
-    """Architecture search for a task that no expert fits (facts 4.17.5)."""
+class SearchSettings:
+    """Architecture search for a task that no expert fits (sources.md#par-search)."""
 
     update: Literal["mdl", "advantage", "random", "fixed"] = "mdl"  # fixed: DARTS_V1 for every task, no search
     epochs: Count = 100
@@ -105,7 +87,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Distance:
+class DistanceSettings:
     """How far a task is from another (paper eq. 5-8)."""
 
     estimator: Literal["paper", "reference", "corrected"] = "paper"
@@ -113,7 +95,7 @@ class Distance:
 
 
 @dataclass(frozen=True)
-class Extractor:
+class ExtractorSettings:
     """The frozen ImageNet network behind the distances."""
 
     network: Literal["auto", "resnet18", "efficientnet_lite0"] = "auto"
@@ -124,7 +106,7 @@ class Extractor:
 
 
 @dataclass(frozen=True)
-class Distillation:
+class DistillationSettings:
     """Regularisation of an expert that a task joins (paper eq. 10)."""
 
     temperature: Positive = 2.0
@@ -133,11 +115,61 @@ class Distillation:
 
 
 @dataclass(frozen=True)
+class Routing:
+    """What decides a plan: the thresholds of paper 3.2 and 3.3, and how distances are measured."""
+
+    alpha: float
+    beta: float
+    freeze_below: float
+    distance: DistanceSettings
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """Everything in params.yaml that decides how a learner learns a stream, effective values only.
+
+    ``learner`` is its name in the report: the method's, or that of a variant of PAR. ``hyper`` is of the method's own
+    ``Hyper``. A method reads those of the other blocks that its ``blocks`` name.
+    """
+
+    learner: str
+    method: str
+    hyper: Any
+    recipe: Recipe
+    network: NetworkSettings = NetworkSettings()
+    expert: ExpertSettings = ExpertSettings()
+    search: SearchSettings = SearchSettings()
+    distillation: DistillationSettings = DistillationSettings()
+
+
+@dataclass(frozen=True)
 class Ablation:
-    """Where the variants of PAR run, and which of them."""
+    """Where the variants of PAR run (those of ``sweeps`` too), and which others."""
 
     streams: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """The paper's figures over a threshold: each value is a variant of PAR, named ``alpha_020`` for alpha = 0.2.
+
+    The other threshold is the paper's (alpha 0.5, beta 0.75), or the value itself where beta would fall below alpha.
+    It is not the file's, so that ``dvc exp run -S alpha=0.7`` leaves the points of the figures as they are.
+    """
+
+    alpha: tuple[Fraction, ...] = ()
+    beta: tuple[Fraction, ...] = ()
+
+    def points(self, name: str) -> dict[str, float]:
+        """Variant -> value of the threshold ``name``, in the order of the file."""
+        return {f"{name}_{round(100 * value):03d}": value for value in getattr(self, name)}
+
+    def variants(self) -> dict[str, dict[str, float]]:
+        """Variant -> its overrides."""
+        by_alpha = {name: {"alpha": v, "beta": max(v, PAPER_BETA)} for name, v in self.points("alpha").items()}
+        by_beta = {name: {"alpha": min(v, PAPER_ALPHA), "beta": v} for name, v in self.points("beta").items()}
+        return by_alpha | by_beta
 
 
 @dataclass(frozen=True)
@@ -154,8 +186,8 @@ class Tables:
     size: tuple[str, ...] = ()  # table 4
     ablation: str | None = None  # table 5
     supplementary: tuple[str, ...] = ()
-    alpha: str | None = None  # figure over the variants alpha_*
-    beta: str | None = None  # figure over the variants beta_*
+    alpha: str | None = None  # figure over sweeps.alpha
+    beta: str | None = None  # figure over sweeps.beta
     groups: str | None = None  # figure of the tasks coloured by expert
 
     def of(self, name: str) -> tuple[str, ...]:
@@ -178,16 +210,16 @@ class Config:
     ``methods`` maps each method that runs to its hyper-parameters (a plain mapping, typed by the method itself). Three
     more keys are allowed there: a ``recipe`` block overrides the stream's, ``streams`` maps a stream to what differs on
     it from the rest of the block, ``skip`` lists streams that the method is not run on. ``recipes`` holds overrides of
-    ``recipe`` by stream.
-    ``variants`` maps a name to overrides of :data:`VARIANT_KEYS`.
+    ``recipe`` by stream. ``variants`` maps a name to overrides of :data:`VARIANT_KEYS`; those of variants.yaml beside
+    this module and of ``sweeps`` need not be repeated there.
     """
 
     preset: str
     streams: tuple[str, ...]
     seeds: tuple[Index, ...]
     methods: Mapping[str, Any]
-    alpha: Threshold = 0.5  # a task at most this far joins its nearest group (paper 3.2); -.inf: none ever does
-    beta: Threshold = 0.75  # a task at most this far takes that group's cell; -.inf: every new expert is searched
+    alpha: Threshold = PAPER_ALPHA  # a task at most this far joins its nearest group (paper 3.2); -.inf: none ever does
+    beta: Threshold = PAPER_BETA  # a task at most this far takes that group's cell; -.inf: every new expert is searched
     freeze_below: Fraction = 0.1  # head-only below this share of the group's largest task (paper 3.3; public code: 0.5)
     data_dir: str = "data/sources"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -195,34 +227,63 @@ class Config:
     # after which steps test images are predicted: after all (full), as far as AP and AF need (ends), or full for chains
     # of up to 20 tasks and ends for longer ones (auto)
     predict: Literal["auto", "full", "ends"] = "auto"
-    extractor: Extractor = Extractor()
-    distance: Distance = Distance()
+    extractor: ExtractorSettings = ExtractorSettings()
+    distance: DistanceSettings = DistanceSettings()
     recipe: Recipe = Recipe()
     recipes: Mapping[str, Any] = field(default_factory=dict)
-    network: Network = Network()
-    expert: Expert = Expert()
-    search: Search = Search()
-    distillation: Distillation = Distillation()
+    network: NetworkSettings = NetworkSettings()
+    expert: ExpertSettings = ExpertSettings()
+    search: SearchSettings = SearchSettings()
+    distillation: DistillationSettings = DistillationSettings()
     variants: Mapping[str, Any] = field(default_factory=dict)
+    sweeps: Sweeps = Sweeps()
     ablation: Ablation = Ablation()
     tables: Tables = Tables()
     tracking: Tracking = Tracking()
 
-    def recipe_for(self, stream: str, method: str) -> Recipe:
-        """The recipe of ``method`` on ``stream``: ``recipe``, overridden by the stream's, then by the method's."""
-        merged = override(self.recipe, self.recipes.get(stream) or {}, f"recipes.{stream}")
-        return override(merged, self.method_block(stream, method).get("recipe") or {}, f"methods.{method}.recipe")
+    @cached_property
+    def known_variants(self) -> dict[str, dict[str, Any]]:
+        """Overrides of every variant by name: of variants.yaml, of the sweeps, of this file."""
+        own = {name: dict(block or {}) for name, block in self.variants.items()}
+        return standard_variants() | self.sweeps.variants() | own
+
+    def method_of(self, learner: str) -> str:
+        """The method behind a learner: PAR for its variants, else the learner itself."""
+        return PAR if learner in self.known_variants else learner
+
+    def overrides(self, learner: str) -> dict[str, Any]:
+        """What a variant of PAR changes; nothing for a method."""
+        return self.known_variants.get(learner, {})
+
+    def effective(self, block: str, learner: str) -> Any:
+        """A block such as ``expert`` as it is for ``learner``; for the recipe see :meth:`effective_recipe`."""
+        return override(getattr(self, block), self.overrides(learner).get(block) or {}, f"variants.{learner}.{block}")
+
+    def effective_recipe(self, stream: str, learner: str) -> Recipe:
+        """How ``learner`` trains on ``stream``: all five layers of the module's docstring."""
+        method = self.method_of(learner)
+        layers = {
+            f"recipes.{stream}": self.recipes.get(stream),
+            f"methods.{method}.recipe": self.method_block(stream, method).get("recipe"),
+            f"variants.{learner}.recipe": self.overrides(learner).get("recipe"),
+        }
+        recipe = self.recipe
+        for where, changes in layers.items():
+            recipe = override(recipe, changes or {}, where)
+        return recipe
+
+    def routing(self, learner: str) -> Routing:
+        """What decides the plan of PAR or of a variant."""
+        overrides = self.overrides(learner)
+        thresholds = {name: overrides.get(name, getattr(self, name)) for name in ("alpha", "beta", "freeze_below")}
+        return Routing(distance=self.effective("distance", learner), **thresholds)
 
     def method_block(self, stream: str, method: str) -> dict[str, Any]:
-        """The block of ``method``, with what its ``streams`` say of ``stream`` merged into it."""
+        """The block of ``method`` with what its ``streams`` say of ``stream`` merged into it."""
         block = dict(self.methods.get(method) or {})
         special = (block.pop("streams", None) or {}).get(stream) or {}
         recipe = {**(block.get("recipe") or {}), **(special.get("recipe") or {})}
         return {**block, **special, **({"recipe": recipe} if recipe else {})}
-
-    def on_stream(self, stream: str) -> Config:
-        """This configuration with the methods' blocks as they are on ``stream``."""
-        return dataclasses.replace(self, methods={name: self.method_block(stream, name) for name in self.methods})
 
     def methods_on(self, stream: str) -> tuple[str, ...]:
         """Names of the methods that run on ``stream``."""
@@ -230,99 +291,26 @@ class Config:
 
     def variants_on(self, stream: str) -> tuple[str, ...]:
         """Names of the PAR variants that run on ``stream``, PAR itself not among them."""
-        return self.ablation.variants if stream in self.ablation.streams else ()
+        if stream not in self.ablation.streams:
+            return ()
+        return tuple(dict.fromkeys((*self.ablation.variants, *self.sweeps.variants())))
 
     def par_learners(self, stream: str) -> tuple[str, ...]:
         """PAR and its variants on ``stream``; none where PAR is not among the methods, though all are still routed."""
         return (PAR, *self.variants_on(stream)) if PAR in self.methods_on(stream) else ()
 
-    def variant(self, name: str) -> Config:
-        """This configuration with the overrides of variant ``name``; the configuration itself for ``par``."""
-        return self if name == PAR else override(self, self.variants[name], f"variants.{name}")
+    def learners(self, stream: str) -> tuple[str, ...]:
+        """All that is trained on ``stream``: its methods, then the variants of PAR."""
+        return tuple(dict.fromkeys((*self.methods_on(stream), *self.par_learners(stream))))
 
 
 VARIANT_KEYS = ("alpha", "beta", "freeze_below", "distance", "expert", "search", "distillation", "recipe")
 
 
-def load(path: str | Path = "params.yaml") -> Config:
-    """Read and check a params file.
-
-    Raises:
-        ConfigError: the file is missing, is no YAML mapping, or holds a value that is not allowed.
-    """
-    config = parse(Config, read_yaml(path), str(Path(path).name))
-    _check(config)
-    return config
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML 1.2 file.
-
-    Raises:
-        ConfigError: no such file, no valid YAML, or no mapping at its top.
-    """
-    try:
-        content = YAML(typ="safe").load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; copy one of presets/*.yaml there.") from None
-    except YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds {type(content).__name__}, allowed is a mapping of keys to values.")
-    return content
-
-
-def parse(schema: type, raw: Any, where: str = "") -> Any:
-    """Fill the frozen dataclass ``schema`` from a plain mapping; ``where`` is the key's path in messages.
-
-    Raises:
-        ConfigError: see the module's docstring.
-    """
-    raw = {} if raw is None else raw
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"{where} is {raw!r}, allowed is a block with the keys {_keys(schema)}.")
-    hints = typing.get_type_hints(schema, include_extras=True)
-    for key in raw:
-        if key not in hints:
-            raise ConfigError(f"{_join(where, key)} = {raw[key]!r} is not a known key; allowed here: {_keys(schema)}.")
-    for item in dataclasses.fields(schema):
-        optional = item.default is not dataclasses.MISSING or item.default_factory is not dataclasses.MISSING
-        if item.name not in raw and not optional:
-            raise ConfigError(f"{_join(where, item.name)} is missing; it has no default.")
-    return schema(**{key: _convert(hints[key], value, _join(where, key)) for key, value in raw.items()})
-
-
-def override(instance: Any, changes: Mapping[str, Any], where: str) -> Any:
-    """A copy of a schema instance with (nested) ``changes`` applied and checked like the original.
-
-    Raises:
-        ConfigError: a key or value that the schema does not allow.
-    """
-    if not isinstance(changes, Mapping):
-        raise ConfigError(f"{where} is {changes!r}, allowed is a block with the keys {_keys(type(instance))}.")
-    hints = typing.get_type_hints(type(instance), include_extras=True)
-    values = {}
-    for key, value in changes.items():
-        if key not in hints:
-            allowed = _keys(type(instance))
-            raise ConfigError(f"{_join(where, key)} = {value!r} is not a known key; allowed here: {allowed}.")
-        current = getattr(instance, key)
-        if dataclasses.is_dataclass(current):
-            values[key] = override(current, value, _join(where, key))
-        else:
-            values[key] = _convert(hints[key], value, _join(where, key))
-    return dataclasses.replace(instance, **values)
-
-
-def to_plain(value: Any) -> Any:
-    """A schema instance as nested dicts and lists, ready for JSON."""
-    if dataclasses.is_dataclass(value):
-        return {item.name: to_plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: to_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_plain(item) for item in value]
-    return value
+@cache
+def standard_variants() -> dict[str, dict[str, Any]]:
+    """The variants of variants.yaml: name -> overrides."""
+    return {name: dict(block) for name, block in read_yaml(STANDARD_VARIANTS).items()}
 
 
 def resolve_path(path: str | Path) -> Path:
@@ -330,121 +318,67 @@ def resolve_path(path: str | Path) -> Path:
     return Path(os.environ.get("DVC_ROOT", ".")) / Path(path).expanduser()
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    """``value`` as the type ``hint``, or a ConfigError that names ``where``."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        converted = _convert(arguments[0], value, where)
-        if converted not in arguments[1]:
-            raise ConfigError(f"{where} = {value!r} is out of range; allowed is a number {arguments[1]}.")
-        return converted
-    if origin in (types.UnionType, typing.Union):
-        if value is None and types.NoneType in arguments:
-            return None
-        return _convert(arguments[0], value, where)
-    if origin is Literal:
-        if value not in arguments or isinstance(value, bool) != isinstance(arguments[0], bool):
-            raise ConfigError(f"{where} = {value!r} is not allowed; choose one of {', '.join(map(str, arguments))}.")
-        return value
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{where} = {value!r} is not a list; allowed is a list of {_describe(arguments[0])}.")
-        return tuple(_convert(arguments[0], item, f"{where}[{position}]") for position, item in enumerate(value))
-    if dataclasses.is_dataclass(hint):
-        return parse(hint, value, where)
-    if origin is Mapping:
-        if value is not None and not isinstance(value, Mapping):
-            raise ConfigError(f"{where} = {value!r} is not a block; allowed is a mapping of names to blocks.")
-        return dict(value or {})
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is float and is_number and value == value:
-        return float(value)
-    if hint in (int, bool, str) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    raise ConfigError(f"{where} = {value!r} has the wrong type; allowed is {_describe(hint)}.")
+def check(config: Config) -> None:
+    """What a single field's type cannot say, as far as it can be known without the methods and the streams.
 
-
-def _describe(hint: Any) -> str:
-    if typing.get_origin(hint) is Annotated:
-        base, interval = typing.get_args(hint)
-        return f"{_describe(base)} {interval}"
-    if typing.get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(hint)))
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(hint, str(hint))
-
-
-def _check(config: Config) -> None:
-    """What a single field's type cannot say."""
-    from par.methods import METHODS
-    from par.streams import known_streams
-
-    for kind, names in (("streams", config.streams), ("ablation.streams", config.ablation.streams)):
-        _check_names(kind, names, known_streams())
-    for table in dataclasses.fields(Tables):
-        _check_names(f"tables.{table.name}", config.tables.of(table.name), known_streams())
-    _check_names("methods", config.methods, METHODS)
+    Raises:
+        ConfigError: a value that is not allowed.
+    """
     for name, block in config.methods.items():
-        if not isinstance(block or {}, Mapping):
-            raise ConfigError(f"methods.{name} = {block!r} is not a block; allowed are the method's hyper-parameters.")
-        skipped = _convert(tuple[str, ...], (block or {}).get("skip") or (), f"methods.{name}.skip")
-        _check_names(f"methods.{name}.skip", skipped, known_streams())
-        special = _convert(Mapping[str, Any], (block or {}).get("streams") or {}, f"methods.{name}.streams")
-        _check_names(f"methods.{name}.streams", special, known_streams())
-        for stream, changes in special.items():
-            where = f"methods.{name}.streams.{stream}"
-            if not isinstance(changes, Mapping) or {"skip", "streams"} & set(changes):
-                raise ConfigError(f"{where} = {changes!r} is not allowed; give a block of hyper-parameters and recipe.")
-    _check_names("recipes", config.recipes, known_streams())
-    _check_names("ablation.variants", config.ablation.variants, config.variants)
-    _check_names("ablation.streams", config.ablation.streams, config.streams)
+        _check_method_block(name, block)
+    check_names("ablation.streams", config.ablation.streams, config.streams)
     if not config.seeds or len(set(config.seeds)) != len(config.seeds):
         raise ConfigError(f"seeds = {list(config.seeds)} is not allowed; give one or more different whole numbers.")
-    _check_thresholds(config, "")
     if config.expert.channels % 2:
         raise ConfigError(f"expert.channels = {config.expert.channels} is odd; allowed is an even number.")
+    for name in ("alpha", "beta"):
+        values = getattr(config.sweeps, name)
+        in_percent = all(abs(100 * value - round(100 * value)) < 1e-9 for value in values)
+        if not in_percent or len(config.sweeps.points(name)) != len(values):
+            raise ConfigError(f"sweeps.{name} = {list(values)} is not allowed; give different multiples of 0.01.")
+    check_names("ablation.variants", config.ablation.variants, config.known_variants)
+    _check_routing(config, PAR)
     for name, changes in config.variants.items():
-        if not NAME_PATTERN.fullmatch(str(name)) or name in METHODS:
-            raise ConfigError(f"variants.{name} is no usable name; allowed are a-z, 0-9, _ and no name of a method.")
-        for key in changes or {}:
-            if key not in VARIANT_KEYS:
-                raise ConfigError(f"variants.{name}.{key} cannot vary; allowed here: {', '.join(VARIANT_KEYS)}.")
-        varied = override(config, changes or {}, f"variants.{name}")
-        _check_thresholds(varied, f"variants.{name}: ")
-        if varied.distance.split not in config.extractor.splits:
-            raise ConfigError(
-                f"variants.{name}.distance.split = {varied.distance.split!r} has no features; "
-                "add it to extractor.splits."
-            )
-    if config.distance.split not in config.extractor.splits:
-        raise ConfigError(f"distance.split = {config.distance.split!r} has no features; add it to extractor.splits.")
+        _check_variant(config, str(name), changes or {})
+    for name in {*config.ablation.variants, *config.sweeps.variants(), *config.variants}:
+        _check_routing(config, name)
     for stream in config.streams:
-        for method in config.methods:
-            config.recipe_for(stream, method)
+        for learner in config.learners(stream):
+            config.effective_recipe(stream, learner)
 
 
-def _check_thresholds(config: Config, where: str) -> None:
-    if config.beta < config.alpha:
+def _check_method_block(name: str, block: Any) -> None:
+    if not isinstance(block or {}, Mapping):
+        raise ConfigError(f"methods.{name} = {block!r} is not a block; allowed are the method's hyper-parameters.")
+    convert(tuple[str, ...], (block or {}).get("skip") or (), f"methods.{name}.skip")
+    special = convert(Mapping[str, Any], (block or {}).get("streams") or {}, f"methods.{name}.streams")
+    for stream, changes in special.items():
+        where = f"methods.{name}.streams.{stream}"
+        if not isinstance(changes, Mapping) or {"skip", "streams"} & set(changes):
+            raise ConfigError(f"{where} = {changes!r} is not allowed; give a block of hyper-parameters and recipe.")
+
+
+def _check_variant(config: Config, name: str, changes: Any) -> None:
+    """A variant that the file defines; those of variants.yaml it may redefine."""
+    if not NAME_PATTERN.fullmatch(name) or name in config.methods or name in config.sweeps.variants():
         raise ConfigError(
-            f"{where}beta = {config.beta:g} is below alpha = {config.alpha:g}; beta must be at least alpha (paper 3.2)."
+            f"variants.{name} is no usable name; allowed are a-z, 0-9, _ and no name of a method or of a sweep's point."
         )
+    if not isinstance(changes, Mapping):
+        raise ConfigError(f"variants.{name} = {changes!r} is not a block; allowed here: {', '.join(VARIANT_KEYS)}.")
+    for key in changes:
+        if key not in VARIANT_KEYS:
+            raise ConfigError(f"variants.{name}.{key} cannot vary; allowed here: {', '.join(VARIANT_KEYS)}.")
+    override(config, changes, f"variants.{name}")
 
 
-def _check_names(key: str, names: typing.Iterable[str], known: typing.Iterable[str]) -> None:
-    """Every name is known, well formed and given once (DVC joins axis values by '-', so '-' can lose a stage)."""
-    known, seen = list(known), set()
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"{key}: {name!r} is unknown; known are {', '.join(known) or 'none'}.")
-        if not NAME_PATTERN.fullmatch(name):
-            raise ConfigError(f"{key}: {name!r} is no usable name; allowed are a-z, 0-9 and _.")
-        if name in seen:
-            raise ConfigError(f"{key}: {name!r} is listed twice; list it once.")
-        seen.add(name)
-
-
-def _keys(schema: type) -> str:
-    return ", ".join(item.name for item in dataclasses.fields(schema))
-
-
-def _join(where: str, key: str) -> str:
-    return f"{where}.{key}" if where and not where.endswith(".yaml") else str(key)
+def _check_routing(config: Config, learner: str) -> None:
+    routing, where = config.routing(learner), "" if learner == PAR else f"variants.{learner}: "
+    if routing.beta < routing.alpha:
+        raise ConfigError(
+            f"{where}beta = {routing.beta:g} is below alpha = {routing.alpha:g}; beta must be at least alpha."
+        )
+    if routing.distance.split not in config.extractor.splits:
+        raise ConfigError(
+            f"{where}distance.split = {routing.distance.split!r} has no features; add it to extractor.splits."
+        )

@@ -7,9 +7,9 @@ from tqdm import tqdm
 
 from par.config import Config
 from par.files import read_json, write_json
-from par.reporting.metrics import evaluate_learner
+from par.metrics import evaluate_learner
 from par.streams import load_stream
-from pipeline.command import RESULTS, RUNS, STREAMS, run_stage
+from pipeline.stage import RESULTS, RUNS, STREAMS, run_stage
 from pipeline.tracking import Run
 
 

@@ -13,15 +13,14 @@ from par.device import resolve_device
 from par.files import canonical_json, write_npz
 from par.relatedness.extractor import extract_stream, load_extractor
 from par.streams import load_stream
-from pipeline.command import FEATURES, STREAMS, run_stage
+from pipeline.stage import FEATURES, STREAMS, run_stage
 from pipeline.tracking import Run
 
 
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``data/features/<stream>.npz``: ``<seed>/<task>/<split>/features`` and ``labels``, and ``meta``."""
-    torch.set_num_threads(
-        1
-    )  # sums in one order on any machine; a second busy process costs two threads 8 times the time
+    # sums in one order on any machine; a second busy process costs two threads 8 times the time
+    torch.set_num_threads(1)
     extractor = load_extractor(config.extractor, resolve_device(config.device))
     streams = {seed: load_stream(STREAMS / stream / str(seed)) for seed in config.seeds}
     splits = config.extractor.splits

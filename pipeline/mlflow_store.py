@@ -14,7 +14,7 @@ from par.config import resolve_path
 from pipeline.address import DATABASE, is_server, shown, ui_address
 from pipeline.journal import OWN, PARENT, home
 
-if TYPE_CHECKING:  # importing MLflow costs 1.4 s
+if TYPE_CHECKING:  # importing MLflow costs 1.4 s (sources.md#mlflow)
     from mlflow import MlflowClient
     from mlflow.entities import Experiment
 

@@ -8,7 +8,7 @@ from tqdm import tqdm
 from par.config import Config
 from par.files import write_npz
 from par.relatedness.prototypes import class_prototypes
-from pipeline.command import FEATURES, PROTOTYPES, run_stage
+from pipeline.stage import FEATURES, PROTOTYPES, run_stage
 from pipeline.tracking import Run
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from par.config import resolve_path
-from par.process import die_with_parent
+from par.operating_system import die_with_parent
 from pipeline import database
 from pipeline.address import DATABASE, store_address
 from pipeline.journal import home, read_closed, waiting
@@ -63,8 +63,8 @@ def serve(connection: Connection) -> None:
 def publish(task: Task, send: Callable[[tuple[Any, ...]], None]) -> None:
     """Publish every journal whose stage has ended, oldest first; the current directory is the checkout.
 
-    One process at a time: MLflow's sqlite migrations fail when two processes make first contact together, and two
-    might create the same parent.
+    One process at a time: MLflow's sqlite migrations fail when two processes make first contact together
+    (sources.md#mlflow), and two might create the same parent.
 
     Raises:
         Timeout: another process was publishing all the time.
@@ -106,7 +106,7 @@ def _publish_journal(store: Store, path: Path) -> tuple[Any, ...]:
 
 
 def _be_brief(seconds: float) -> None:
-    """Let a server that is away or unwilling cost seconds: MLflow's own defaults block for minutes."""
+    """Let a server that is away or unwilling cost seconds: by default MLflow asks for minutes (sources.md#mlflow)."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1" if seconds > 60 else "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")  # a server may ask for an hour

@@ -18,7 +18,7 @@ from par.relatedness.plan import plan_to_json
 from par.relatedness.prototypes import Prototypes
 from par.relatedness.routing import route
 from par.streams import Stream, load_stream
-from pipeline.command import DISTANCES, FEATURES, PLANS, PROTOTYPES, STREAMS, run_stage
+from pipeline.stage import DISTANCES, FEATURES, PLANS, PROTOTYPES, STREAMS, run_stage
 from pipeline.tracking import Run
 
 COLUMNS = ("seed", "estimator", "split", "task", "other", "distance", "score")
@@ -27,25 +27,25 @@ COLUMNS = ("seed", "estimator", "split", "task", "other", "distance", "score")
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``plans/<stream>/<variant>.json`` and ``distances/<stream>.csv``."""
     streams = {seed: load_stream(STREAMS / stream / str(seed)) for seed in config.seeds}
-    variants = {name: config.variant(name) for name in (PAR, *config.variants_on(stream))}
-    settings = sorted({(varied.distance.estimator, varied.distance.split) for varied in variants.values()})
+    variants = {name: config.routing(name) for name in (PAR, *config.variants_on(stream))}
+    measures = sorted({(routing.distance.estimator, routing.distance.split) for routing in variants.values()})
     with np.load(FEATURES / f"{stream}.npz") as features, np.load(PROTOTYPES / f"{stream}.npz") as prototypes:
         extractor = json.loads(str(features["meta"]))
         matrices = {
             (estimator, split, seed): _distances(estimator, split, seed, built, features, prototypes)
-            for estimator, split in tqdm(settings, desc=f"distances {stream}", unit="estimator")
+            for estimator, split in tqdm(measures, desc=f"distances {stream}", unit="estimator")
             for seed, built in streams.items()
         }
-    for name, varied in variants.items():
-        estimator, split = varied.distance.estimator, varied.distance.split
+    for name, routing in variants.items():
+        estimator, split = routing.distance.estimator, routing.distance.split
         decisions = {
             seed: route(
                 matrices[estimator, split, seed],
                 [task.counts["train"] for task in built.tasks],
                 [task.name for task in built.tasks],
-                alpha=varied.alpha,
-                beta=varied.beta,
-                freeze_below=varied.freeze_below,
+                alpha=routing.alpha,
+                beta=routing.beta,
+                freeze_below=routing.freeze_below,
                 estimator=estimator,
             )
             for seed, built in streams.items()

@@ -7,13 +7,13 @@ from pathlib import Path
 from par.config import Config, resolve_path
 from par.device import resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json
-from par.learning.search_job import SearchJob
-from par.learning.store import DEFAULT_FOLDER, Store
-from par.learning.workers import run_jobs
 from par.relatedness.plan import plan_from_json
+from par.settings import resolve
+from par.steps.search_job import SearchJob
+from par.steps.store import DEFAULT_FOLDER, Store
+from par.steps.workers import run_jobs
 from par.streams import load_stream
-from pipeline.command import CELLS, PLANS, STREAMS, run_stage
-from pipeline.jobs import check_outcome
+from pipeline.stage import CELLS, PLANS, STREAMS, check_outcome, run_stage
 from pipeline.tracking import Run
 
 
@@ -43,7 +43,7 @@ def main(config: Config, stream: str, run: Run) -> None:
 def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
     """The searches that a variant's plan asks for."""
     plan = plan_from_json(read_json(PLANS / stream / f"{variant}.json"))
-    varied, device = config.variant(variant), resolve_device(config.device)
+    settings, device = resolve(config, stream, variant), resolve_device(config.device)
     jobs = []
     for seed in config.seeds:
         directory = STREAMS / stream / str(seed)
@@ -51,7 +51,7 @@ def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
         for decision in plan[seed]:
             if decision.decision == "search":
                 n_train = tasks[decision.task].counts["train"]
-                jobs.append(SearchJob(stream, directory, seed, decision.task, n_train, varied, device))
+                jobs.append(SearchJob(settings, directory, seed, decision.task, n_train, device))
     return jobs
 
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from par.config import Config, resolve_path
 from par.files import write_atomically
 from par.streams import build_stream
-from pipeline.command import STREAMS, run_stage
+from pipeline.stage import STREAMS, run_stage
 from pipeline.tracking import Run
 
 

@@ -27,7 +27,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from par.config import ConfigError, load
+from par.schema import ConfigError
+from par.settings import load
 from pipeline.address import is_local, scrubbed, shown, store_address
 from pipeline.journal import home, wait_again, waiting
 

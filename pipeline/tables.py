@@ -17,7 +17,7 @@ from par.files import read_json
 from par.reporting.report import Inputs, render
 from par.streams import Stream, load_stream
 from par.streams.show import contact_sheet
-from pipeline.command import CELLS, DISTANCES, PLANS, REPORTS, RESULTS, STREAMS, run_tables
+from pipeline.stage import CELLS, DISTANCES, PLANS, REPORTS, RESULTS, STREAMS, run_tables
 from pipeline.tracking import Run, git_state
 
 MAX_ROWS = 20  # tasks on a contact sheet

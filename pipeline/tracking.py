@@ -5,9 +5,9 @@ line on disk before the call returns, and artifacts are copied to ``.mlflow/file
 into MLflow runs: one child run per stage (or per :meth:`Run.child`) under one parent run per pipeline state. So a
 tracking server that is away costs a line of output, never a result, and MLflow can be rebuilt from the journals.
 
-When journals are published. Importing MLflow and opening its store costs 2.3 s of CPU time, a journal then 0.04 s; the
-demo's 49 stages would spend two minutes on it. So a stage publishes every pending journal, its own and those left by
-stages before it, if it
+When journals are published. Importing MLflow and opening its store costs 2.3 s of CPU time, a journal then 0.04 s
+(sources.md#mlflow); the demo's 49 stages would spend two minutes on it. So a stage publishes every pending journal, its
+own and those left by stages before it, if it
 
 - failed, so that the failure can be seen at once, or
 - was opened with ``publish=True`` (``tables``, the last stage), or
@@ -35,9 +35,10 @@ from typing import Any
 
 from ruamel.yaml import YAML, YAMLError
 
-from par.config import Config, to_plain
+from par.config import Config
 from par.files import sha256_bytes, sha256_file
-from par.process import die_with_parent
+from par.operating_system import die_with_parent
+from par.schema import to_plain
 from pipeline import sync
 from pipeline.address import scrubbed
 from pipeline.journal import OWN, PARENT, Journal, home, milliseconds, safe_name, waiting
@@ -217,7 +218,7 @@ def _terminated_cleanly() -> Iterator[None]:
     """Make SIGTERM raise ``SystemExit(143)`` in the block, and have Linux send it should dvc die.
 
     A dvc that is killed leaves its stage running as an orphan, which writes into the outputs of the next dvc
-    (facts/ecosystem.md 2.8). Only under DVC: a stage started by hand may outlive its shell (``nohup``).
+    (sources.md#dvc). Only under DVC: a stage started by hand may outlive its shell (``nohup``).
     """
 
     def leave(signal_number: int, frame: object) -> None:
@@ -288,7 +289,7 @@ def _swept(preset: str) -> dict[str, str]:
 
 def _leaves(block: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings flattened to dotted names."""
-    leaves = {}
+    leaves: dict[str, Any] = {}
     for name, value in block.items():
         if isinstance(value, Mapping):
             leaves |= _leaves(value, f"{prefix}{name}.")

@@ -6,29 +6,28 @@ from pathlib import Path
 
 import torch
 
-from par.config import PAR, Config, resolve_path
+from par.config import PAR, Config, LearnerSettings, resolve_path
 from par.device import hardware, resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
-from par.learning.chain import ChainJob, PlannedTask, assemble, method_hyper, plan_chains
-from par.learning.store import DEFAULT_FOLDER, Store
-from par.learning.workers import run_jobs
 from par.relatedness.plan import chains, plan_from_json
+from par.settings import resolve
+from par.steps.chain_job import ChainJob, ChainTask, assemble, plan_chains
+from par.steps.store import DEFAULT_FOLDER, Store
+from par.steps.workers import run_jobs
 from par.streams import load_stream
-from pipeline.command import CELLS, PLANS, RUNS, STREAMS, run_stage
-from pipeline.jobs import check_outcome
+from pipeline.stage import CELLS, PLANS, RUNS, STREAMS, check_outcome, run_stage
 from pipeline.tracking import Run
 
 
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``runs/<stream>/<learner>/<seed>/`` (contract in README, section Architecture) and ``hardware.json``."""
-    config = config.on_stream(stream)
-    for method in config.methods:
-        method_hyper(config, method)  # a wrong hyper-parameter stops the stage before the first step
+    # a wrong hyper-parameter stops the stage before the first step
+    settings = {learner: resolve(config, stream, learner) for learner in config.learners(stream)}
     store = Store(resolve_path(DEFAULT_FOLDER))
     device = resolve_device(config.device)
     jobs = {
-        (learner, seed): _jobs(config, stream, learner, seed, device)
-        for learner in dict.fromkeys((*config.methods_on(stream), *config.par_learners(stream)))
+        (learner, seed): _jobs(settings[learner], stream, seed, config.predict, device)
+        for learner in settings
         for seed in config.seeds
     }
     distinct = {job.step_keys()[-1]: job for chain in jobs.values() for job in chain}  # variants share chains
@@ -40,36 +39,31 @@ def main(config: Config, stream: str, run: Run) -> None:
         write_json(draft / "hardware.json", {"device": hardware(device)})
         for (learner, seed), chain in jobs.items():
             with run.child(f"{learner} seed {seed}") as child:
-                _write_run(draft / learner / str(seed), config, stream, chain, store, child)
+                _write_run(draft / learner / str(seed), stream, chain, store, child)
 
     write_atomically(RUNS / stream, write)
 
 
-def _jobs(config: Config, stream: str, learner: str, seed: int, device: torch.device) -> list[ChainJob]:
+def _jobs(settings: LearnerSettings, stream: str, seed: int, predict: str, device: torch.device) -> list[ChainJob]:
     """The chains of one learner and seed."""
-    is_variant = learner in config.variants
-    method = PAR if is_variant else learner
-    varied = config.variant(learner) if is_variant else config
     directory = STREAMS / stream / str(seed)
     tasks = load_stream(directory).tasks
-    routed = _routed(stream, learner, seed) if method == PAR else []
+    routed = _routed(stream, settings.learner, seed) if settings.method == PAR else []
     return [
         ChainJob(
-            learner=learner,
-            method=method,
-            stream=stream,
+            settings=settings,
             directory=directory,
             seed=seed,
             chain=tuple(chain),
             sizes=tuple(tasks[planned.index].counts["train"] for planned in chain),
-            config=varied,
+            predict=predict,
             device=device,
         )
-        for chain in plan_chains(method, len(tasks), routed)
+        for chain in plan_chains(settings.method, len(tasks), routed)
     ]
 
 
-def _routed(stream: str, variant: str, seed: int) -> list[list[PlannedTask]]:
+def _routed(stream: str, variant: str, seed: int) -> list[list[ChainTask]]:
     """The groups of a variant's plan, each task with the cell of its group's expert."""
     decisions = plan_from_json(read_json(PLANS / stream / f"{variant}.json"))[seed]
     cells = CELLS / stream / variant / str(seed)
@@ -77,15 +71,15 @@ def _routed(stream: str, variant: str, seed: int) -> list[list[PlannedTask]]:
         decision.cell_from: read_json(cells / f"{decision.cell_from}.json")["genotype"] for decision in decisions
     }
     return [
-        [PlannedTask(task, genotypes[decisions[task].cell_from], decisions[task].head_only) for task in group]
+        [ChainTask(task, genotypes[decisions[task].cell_from], decisions[task].head_only) for task in group]
         for group in chains(decisions)
     ]
 
 
-def _write_run(folder: Path, config: Config, stream: str, jobs: list[ChainJob], store: Store, child: Run) -> None:
+def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, child: Run) -> None:
     """One learner and seed: predictions.npz, model.pt, log.csv, steps.json; and its MLflow run."""
-    found, job = assemble(jobs, store), jobs[0]
-    n_searches, seconds_search = _searches(stream, job) if job.method == PAR else (0, 0.0)
+    found, job, settings = assemble(jobs, store), jobs[0], jobs[0].settings
+    n_searches, seconds_search = _searches(stream, job) if settings.method == PAR else (0, 0.0)
     steps = {
         "chains": [[planned.index for planned in one.chain] for one in jobs],
         "steps": found.steps,
@@ -102,7 +96,7 @@ def _write_run(folder: Path, config: Config, stream: str, jobs: list[ChainJob], 
     write_csv(folder / "log.csv", list(found.log[0]), found.log)
     write_json(folder / "steps.json", steps)
     numbers = ("n_params", "n_state", "n_experts", "n_cells_searched", "seconds", "seconds_search")
-    child.params({"learner": job.learner, "method": job.method, "seed": job.seed, "stream": stream})
+    child.params({"learner": settings.learner, "method": settings.method, "seed": job.seed, "stream": stream})
     child.metrics({name: steps[name] for name in numbers})
     for step in found.steps:
         rows = [row for row in found.log if row["task"] == step["task"]]
@@ -114,7 +108,7 @@ def _write_run(folder: Path, config: Config, stream: str, jobs: list[ChainJob], 
 
 def _searches(stream: str, job: ChainJob) -> tuple[int, float]:
     """Searches behind a run of PAR, fixed and random cells not counted, and their seconds."""
-    folder = CELLS / stream / job.learner / str(job.seed)
+    folder = CELLS / stream / job.settings.learner / str(job.seed)
     seconds = sum(read_json(path)["seconds"] for path in sorted(folder.glob("*.json")))
     return len(list(folder.glob("*.csv"))), seconds
 

@@ -56,6 +56,7 @@ search:
 distillation:
   weight: 1.0
 variants: {}
+sweeps: {}
 ablation:
   streams: []
   variants: []

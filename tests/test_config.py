@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from pathlib import Path
 
 import pytest
 
 from par import config as configuration
-from par.config import ConfigError, Recipe, load, override, parse
+from par.config import Recipe, Routing
+from par.schema import ConfigError, override, parse
+from par.settings import load, resolve
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MINIMAL = """
@@ -76,9 +79,13 @@ def test_every_way_to_write_a_number_loads_as_a_float(write, text, value):
         ("distance:\n  split: train\n", ["distance.split", "train", "extractor.splits"]),
         ("variants:\n  fixed:\n    streams: []\n", ["variants.fixed.streams", "cannot vary", "alpha"]),
         ("variants:\n  fixed:\n    search:\n      update: darts\n", ["variants.fixed.search.update", "darts", "mdl"]),
-        ("variants:\n  par:\n    alpha: 0.1\n", ["variants.par", "no usable name"]),
+        ("variants:\n  par:\n    alpha: 0.1\n", ["variants.par", "name of a method"]),
         ("variants:\n  a-b:\n    alpha: 0.1\n", ["variants.a-b", "no usable name"]),
-        ("ablation:\n  variants:\n    - fixed\n", ["ablation.variants", "'fixed'", "unknown"]),
+        ("ablation:\n  variants:\n    - fixd\n", ["ablation.variants", "'fixd'", "unknown", "fixed"]),
+        ("sweeps:\n  alpha:\n    - 0.125\n", ["sweeps.alpha", "0.125", "multiples of 0.01"]),
+        ("sweeps:\n  beta:\n    - 0.5\n    - 0.5\n", ["sweeps.beta", "0.5", "different"]),
+        ("sweeps:\n  alpha:\n    - -.inf\n", ["sweeps.alpha[0]", "-inf", "between 0 and 1"]),
+        ("sweeps:\n  alpha:\n    - 0.2\nvariants:\n  alpha_020: {}\n", ["variants.alpha_020", "no usable name"]),
         ("ablation:\n  streams:\n    - demo_plus\n", ["ablation.streams", "demo_plus", "unknown", "demo_minus"]),
         ("tables:\n  ctrl:\n    - demo_mius\n", ["tables.ctrl", "'demo_mius'", "unknown", "demo_minus"]),
         ("tables:\n  ctrl:\n    - mixed\n    - mixed\n", ["tables.ctrl", "'mixed'", "twice"]),
@@ -131,19 +138,19 @@ def test_a_missing_file_names_the_remedy(tmp_path):
 
 def test_recipes_are_overridden_by_stream_then_by_method(write):
     config = load(write("recipe:\n  epochs: 5\nrecipes:\n  demo_minus:\n    epochs: 6\n    batch_size: 32\n"))
-    assert config.recipe_for("demo_minus", "par") == Recipe(epochs=6, batch_size=32)
-    assert config.recipe_for("demo_minus", "finetune") == Recipe(epochs=7, batch_size=32)
-    assert config.recipe_for("demo_plus", "par") == Recipe(epochs=5)
+    assert config.effective_recipe("demo_minus", "par") == Recipe(epochs=6, batch_size=32)
+    assert config.effective_recipe("demo_minus", "finetune") == Recipe(epochs=7, batch_size=32)
+    assert config.effective_recipe("demo_plus", "par") == Recipe(epochs=5)
 
 
 def test_a_method_can_differ_on_a_stream(write):
     block = "    streams:\n      demo_plus:\n        memory: 3\n        recipe:\n          batch_size: 8\n    recipe"
     config = load(write(base=MINIMAL.replace("    recipe", block)))
-    assert config.on_stream("demo_plus").methods["finetune"] == {"memory": 3, "recipe": {"epochs": 7, "batch_size": 8}}
-    assert config.on_stream("demo_minus").methods["finetune"] == {"recipe": {"epochs": 7}}
-    assert config.on_stream("demo_plus").on_stream("demo_plus") == config.on_stream("demo_plus")
-    assert config.recipe_for("demo_plus", "finetune") == Recipe(epochs=7, batch_size=8)
-    assert config.recipe_for("demo_minus", "finetune") == Recipe(epochs=7)
+    block = {"memory": 3, "recipe": {"epochs": 7, "batch_size": 8}}
+    assert config.method_block("demo_plus", "finetune") == block
+    assert config.method_block("demo_minus", "finetune") == {"recipe": {"epochs": 7}}
+    assert config.effective_recipe("demo_plus", "finetune") == Recipe(epochs=7, batch_size=8)
+    assert config.effective_recipe("demo_minus", "finetune") == Recipe(epochs=7)
 
 
 def test_a_method_can_skip_a_stream(write):
@@ -156,13 +163,60 @@ def test_a_variant_is_the_configuration_with_its_overrides(write):
     config = load(
         write(
             "variants:\n  fixed:\n    alpha: 0\n    search:\n      update: fixed\n"
-            "ablation:\n  streams:\n    - demo_minus\n  variants:\n    - fixed\n"
+            "ablation:\n  streams:\n    - demo_minus\n  variants:\n    - fixed\n    - fine\n"
         )
     )
-    varied = config.variant("fixed")
-    assert (varied.alpha, varied.search.update, varied.search.epochs) == (0.0, "fixed", config.search.epochs)
-    assert config.variant("par") is config
-    assert config.variants_on("demo_minus") == ("fixed",) and config.variants_on("demo_plus") == ()
+    routing, search = config.routing("fixed"), config.effective("search", "fixed")
+    assert (routing.alpha, search.update, search.epochs) == (0.0, "fixed", config.search.epochs)
+    assert config.routing("fine").alpha == float("-inf")  # a standard variant needs no definition
+    assert config.routing("par") == Routing(config.alpha, config.beta, config.freeze_below, config.distance)
+    assert config.variants_on("demo_minus") == ("fixed", "fine") and config.variants_on("demo_plus") == ()
+
+
+def test_a_sweep_is_a_variant_a_value_and_does_not_follow_the_files_thresholds(write):
+    config = load(
+        write(
+            "alpha: 0.7\nablation:\n  streams:\n    - demo_minus\n"
+            "sweeps:\n  alpha:\n    - 0.2\n    - 0.8\n  beta:\n    - 0.3\n    - 0.9\n"
+        )
+    )
+    assert config.variants_on("demo_minus") == ("alpha_020", "alpha_080", "beta_030", "beta_090")
+    thresholds = {name: (r.alpha, r.beta) for name in config.known_variants if (r := config.routing(name))}
+    assert thresholds["alpha_020"] == (0.2, 0.75) and thresholds["alpha_080"] == (0.8, 0.8)
+    assert thresholds["beta_030"] == (0.3, 0.3) and thresholds["beta_090"] == (0.5, 0.9)
+
+
+LAYERS = {  # of a recipe, each overriding the ones before it
+    "base": "recipe:\n  epochs: 2\n",
+    "stream": "recipes:\n  demo_minus:\n    epochs: 3\n",
+    "method": "    recipe:\n      epochs: 5\n",
+    "method on the stream": "    streams:\n      demo_minus:\n        recipe:\n          epochs: 7\n",
+    "variant": "variants:\n  fixed:\n    recipe:\n      epochs: 11\n",
+}
+EPOCHS = {"base": 2, "stream": 3, "method": 5, "method on the stream": 7, "variant": 11}
+
+
+@pytest.mark.parametrize("under, over", list(itertools.combinations(LAYERS, 2)))
+def test_each_layer_of_a_recipe_overrides_the_ones_before_it(write, under, over):
+    """A variant's recipe once gave way to the stream's and the method's, while the report printed the variant's."""
+    of_method = [LAYERS[name] for name in ("method", "method on the stream") if name in (under, over)]
+    others = [LAYERS[name] for name in ("base", "stream", "variant") if name in (under, over)]
+    base = "preset: test\nstreams:\n  - demo_minus\nseeds:\n  - 0\nmethods:\n  par:\n"
+    config = load(write("".join(of_method + others), base))
+    assert resolve(config, "demo_minus", "fixed").recipe.epochs == EPOCHS[over]
+    without_variant = EPOCHS[under] if over == "variant" else EPOCHS[over]
+    assert resolve(config, "demo_minus", "par").recipe.epochs == without_variant
+
+
+def test_hyper_parameters_of_a_stream_override_those_of_the_method(write):
+    text = MINIMAL.replace(
+        "  finetune:", "  ewc:\n    weight: 2\n    streams:\n      demo_minus:\n        weight: 3\n  finetune:"
+    )
+    config = load(write(base=text))
+    assert resolve(config, "demo_minus", "ewc").hyper.weight == 3
+    assert resolve(config, "demo_plus", "ewc").hyper.weight == 2
+    with pytest.raises(ConfigError, match=r"methods.ewc.wieght"):
+        resolve(load(write(base=text.replace("weight: 2", "wieght: 2"))), "demo_minus", "ewc")
 
 
 def test_override_keeps_what_it_does_not_name():

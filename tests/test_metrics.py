@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from par.reporting import metrics
+from par import metrics
 from par.seeding import numpy_generator
 
 NAN = float("nan")

@@ -1,4 +1,4 @@
-"""PAR's expert: a small network of identical cells (paper 3.4; facts 4.17.4)."""
+"""PAR's expert: a small network of identical cells (paper 3.4; sources.md#expert)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Genotypes: which operations a cell is made of and how they are wired (facts 4.17.4). Imports no torch."""
+"""Genotypes: which operations a cell is made of and how they are wired (sources.md#expert). Imports no torch."""
 
 from __future__ import annotations
 

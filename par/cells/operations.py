@@ -1,4 +1,4 @@
-"""The operations on the edges of a cell, and the cell states they read (facts 4.17.4).
+"""The operations on the edges of a cell, and the cell states they read (sources.md#expert).
 
 Every module maps float [n, C_in, H, W] to [n, C_out, ceil(H / stride), ceil(W / stride)]; tensors are channels_last.
 """
@@ -17,7 +17,7 @@ class State:
     """A state of a cell and its ReLU, computed at the first use and then shared.
 
     Most operations start with a ReLU. One ReLU per state instead of one per operation gives the same bits
-    (the reference applies one per operation) and trains 1.08 to 1.13 times faster (facts/peers.md D3).
+    (the reference applies one per operation) and trains 1.08 to 1.13 times faster (sources.md#cells).
     """
 
     def __init__(self, raw: Tensor):
@@ -38,7 +38,7 @@ def _channels_last(gradient: Tensor) -> Tensor:
     """A state's gradient in the layout of the state.
 
     The gradients of a mean over pixels and of a concatenation have another, and spread it; BatchNorm's backward then
-    takes a path that is 4.7 times slower (measured: a quarter of a search step).
+    takes a path that is 4.7 times slower, a quarter of a search step (sources.md#cells).
     """
     return gradient.contiguous(memory_format=torch.channels_last)
 
@@ -81,7 +81,8 @@ class _EvenAndOdd(torch.autograd.Function):
     """The pixels of even row and column, and those of odd row and column, both [n, C, ceil(H / 2), ceil(W / 2)].
 
     Same numbers as two convolutions of stride 2, the second on ``images[:, :, 1:, 1:]``, whose gradient torch lays
-    out in NCHW: forward and backward of a reduction of 256 channels at 32 pixels (batch 64) take 95 instead of 355 ms.
+    out in NCHW: forward and backward of a reduction of 256 channels at 32 pixels (batch 64) take 95 instead of 355 ms
+    (sources.md#cells).
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Search for a cell by sampling one operation per edge (paper 3.3, "MDL"; facts 4.17.5) and two ways to learn from it.
+"""Search for a cell by sampling one operation per edge ("MDL", sources.md#par-search) and two ways to learn from it.
 
 One epoch = draw one operation for every edge of the normal and of the reduction cell, train that path of the
 :class:`par.cells.supernet.Supernet` on half of the training data, measure its accuracy on the other half, and update
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from par import seeding
 from par.cells.genotype import DARTS_V1, EDGES, KINDS, N_NODES, OPERATIONS, Genotype, random_genotype
 from par.cells.supernet import Supernet
-from par.config import Expert, Recipe, Search
-from par.learning import trainer
-from par.learning.augment import Images
-from par.learning.losses import cross_entropy
+from par.config import ExpertSettings, Recipe, SearchSettings
+from par.training import trainer
+from par.training.images import Images
+from par.training.losses import cross_entropy
 
 SHAPE = (len(KINDS), len(EDGES), len(OPERATIONS))
 
@@ -60,7 +60,7 @@ class Mdl:
 
     ``p_i += step * (#{j: n_i < n_j and a_i > a_j} - #{j: n_i > n_j and a_i < a_j})``, where n counts how often an
     operation was drawn and a is its latest accuracy; then ``p = softmax(p)``, after every epoch. The softmax of
-    numbers near 1/6 is near 1/6: probabilities hardly leave uniform, as in the released code (facts 4.17.5).
+    numbers near 1/6 is near 1/6: probabilities hardly leave uniform, as in the released code (sources.md#par-search).
     """
 
     def __init__(self, step: float):
@@ -98,7 +98,7 @@ class Advantage:
     0.05 amid effects and noise of 0.02, 1,000 runs): temperatures of 0.5, 1 and 2 root mean squares find the good
     operation in 92%, 92% and 94% of the runs, fixed ones of 0.005, 0.02 and 0.05 in 73%, 90% and 93%; averages of rate
     0.1, 0.3 and 0.5 in 90%, 92% and 93%. Uniform draws valued in this way find it in 91%, ``mdl`` in 30%, chance in
-    20%: what matters is the value, not whom the draws favour.
+    20%: what matters is the value, not whom the draws favour (sources.md#search-simulation).
     """
 
     AVERAGE_RATE = 0.3  # weight of the newest accuracy in the moving average
@@ -143,8 +143,8 @@ def best_genotype(values: np.ndarray) -> Genotype:
     """The cell of the highest values (float [2, 14, 6]): per edge the best operation but "none", per node the two
     edges whose best operation is worth most.
 
-    The value of "none" plays no part (facts 4.17.5). Ties go to the operation that comes first in ``OPERATIONS`` and
-    to the earlier predecessor; a node lists its two edges by predecessor.
+    The value of "none" plays no part (sources.md#par-search). Ties go to the operation that comes first in
+    ``OPERATIONS`` and to the earlier predecessor; a node lists its two edges by predecessor.
     """
 
     def node(kind_values: np.ndarray, index: int) -> tuple[tuple[str, int], ...]:
@@ -159,8 +159,8 @@ def best_genotype(values: np.ndarray) -> Genotype:
     )
 
 
-class CellSearch(nn.Module):
-    """The search as a :class:`par.learning.trainer.Trainable`: an epoch starts with a draw and ends with an update."""
+class CellSearch(trainer.Trainable):
+    """The search as something to train: an epoch starts with a draw and ends with an update."""
 
     def __init__(self, supernet: Supernet, n_classes: int, updates: Update, generator: np.random.Generator):
         super().__init__()
@@ -189,9 +189,6 @@ class CellSearch(nn.Module):
     def loss(self, batch: trainer.Batch) -> Tensor:
         return cross_entropy(self.predict(batch.images), batch.labels)
 
-    def after_backward(self) -> None:
-        pass
-
     def predict(self, images: Tensor) -> Tensor:
         return self.head(self.supernet(images))
 
@@ -202,8 +199,8 @@ class CellSearch(nn.Module):
 def search_cell(
     train: Images,
     n_classes: int,
-    expert: Expert,
-    search: Search,
+    expert: ExpertSettings,
+    search: SearchSettings,
     recipe: Recipe,
     key: str,
     progress: Callable[[int], None] | None = None,

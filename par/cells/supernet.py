@@ -1,4 +1,4 @@
-"""The search network: every operation on every edge, of which one per edge is active (facts 4.17.5)."""
+"""The search network: every operation on every edge, of which one per edge is active (sources.md#par-search)."""
 
 from __future__ import annotations
 

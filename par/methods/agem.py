@@ -1,4 +1,4 @@
-"""A-GEM: averaged gradient episodic memory (Chaudhry et al. 2019)."""
+"""A-GEM: averaged gradient episodic memory (Chaudhry et al. 2019, sources.md#agem)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from par.config import Count
-from par.learning import trainer
-from par.learning.losses import cross_entropy
-from par.methods.base import LearningTask, Step
-from par.methods.memory import Rehearsal
-from par.networks.joint import joint_logits
+from par.methods.bases.memory import Rehearsal
+from par.methods.bases.method import LearningTask, Step
+from par.networks.heads import joint_logits
+from par.schema import Count
+from par.training import trainer
+from par.training.losses import cross_entropy
 
 
 class AGem(Rehearsal):
-    """Where the gradient g of the current batch would raise the loss on past tasks, it is projected (facts 4.7):
+    """Where the gradient g of the current batch would raise the loss on past tasks, it is projected (sources.md#agem):
 
         g <- g - (<g, g_ref> / <g_ref, g_ref>) g_ref      if <g, g_ref> < 0
 
@@ -28,14 +28,14 @@ class AGem(Rehearsal):
 
     @dataclass(frozen=True)
     class Hyper:
-        """PAR's rows come from Mammoth's code with a memory of unknown size (facts 4.7, 7.4)."""
+        """PAR's rows come from Mammoth's code with a memory of unknown size (sources.md#agem)."""
 
-        per_class: Count = 13  # A-GEM's own ring buffer on split CIFAR; Mammoth stores one batch a task (facts 4.7)
-        reference_batch: Count | None = None  # null: the batch size, as in Mammoth; A-GEM's own: 256 (facts 4.7)
+        per_class: Count = 13  # A-GEM's ring buffer on split CIFAR; Mammoth stores one batch a task (sources.md#agem)
+        reference_batch: Count | None = None  # null: the batch size, as in Mammoth; A-GEM's own: 256 (sources.md#agem)
 
-    def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
+    def start_task(self, task: LearningTask, step: Step) -> None:
+        super().start_task(task, step)
         self._reference_batch = self.hyper.reference_batch or step.recipe.batch_size
-        return super().learn(task, step)
 
     def after_backward(self) -> None:
         if self.recall is None:

@@ -1,4 +1,4 @@
-"""CAT: HAT's masks, opened for similar tasks, and attention over their features (Ke et al., NeurIPS 2020)."""
+"""CAT: HAT's masks, opened for similar tasks, and attention over their features (Ke et al. 2020, sources.md#cat)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from par import seeding
-from par.config import ConfigError, Count, NonNegative, Positive
-from par.learning import trainer
-from par.learning.losses import cross_entropy
-from par.methods.base import LearningTask, Step
+from par.methods.bases.method import LearningTask, Step
 from par.methods.hat import Hat
 from par.networks.attention import TransferAttention
 from par.networks.gates import Connection, gates_of
 from par.networks.heads import Heads
 from par.networks.mlp import Mlp
+from par.schema import ConfigError, Count, NonNegative, Positive
+from par.training import trainer
+from par.training.losses import cross_entropy
 
-MIN_TOKENS = 2  # similar tasks without which there is no attention path (facts 4.10.3)
+MIN_TOKENS = 2  # similar tasks without which there is no attention path (sources.md#cat)
 
 
 class Cat(Hat):
-    """A multilayer perceptron with HAT's masks a and A (:class:`par.methods.hat.Hat`; facts 4.10). For task t:
+    """A multilayer perceptron with HAT's masks a and A (:class:`par.methods.hat.Hat`; sources.md#cat). For task t:
 
     1. Earlier task j is similar iff a linear read-out on j's frozen masked network classifies t's validation images
        better than a network trained from scratch on t, of which half the units are masked (``similarity``).
@@ -47,11 +47,11 @@ class Cat(Hat):
     Between tasks: embeddings, and in the task records the similar tasks and the head chosen.
     """
 
-    settings = ()
+    blocks = ()
 
     @dataclass(frozen=True)
     class Hyper:
-        """Defaults: CAT's own run (facts 4.10), which trains by SGD at 0.025 without momentum or decay."""
+        """Defaults: CAT's own run (sources.md#cat), which trains by SGD at 0.025 without momentum or decay."""
 
         width: Count = 2000  # units of both layers
         n_heads: Count = 5  # of the attention; must divide width
@@ -61,6 +61,10 @@ class Cat(Hat):
         clip_norm: Positive | None = 10000.0  # in place of the recipe's; as HAT's
         readout: Literal["logits", "features"] = "logits"  # of j's network, that similarity is read from; code: logits
         similarity_epochs: Count | None = None  # of each read-out and of the reference; null: the recipe's
+
+    @classmethod
+    def backbone(cls, hyper: Any) -> str:
+        return "MLP"
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -118,9 +122,9 @@ class Cat(Hat):
         path = "both" if len(self._similar) >= MIN_TOKENS else "mask"
         return super().record(task) | {"similar": self._similar, "path": path}
 
-    def start_task(self, task: LearningTask) -> None:
+    def start_task(self, task: LearningTask, step: Step) -> None:
         self._open = self.open_units(self._similar) if self.tasks else []
-        super().start_task(task)
+        super().start_task(task, step)
 
     def grow(self, record: dict[str, Any]) -> None:
         super().grow(record)
@@ -185,8 +189,8 @@ class Cat(Hat):
                 del self.attentions[str(task.id)], self.attention_heads.by_task[str(task.id)]
 
 
-class Probe(nn.Module):
-    """A linear head on given features (a :class:`trainer.Trainable`).
+class Probe(trainer.Trainable):
+    """A linear head on given features.
 
     Args:
         features: images [n, 3, H, W] -> [n, n_features].
@@ -203,17 +207,8 @@ class Probe(nn.Module):
     def modules_to_train(self) -> list[nn.Module]:
         return [self.trained, self.heads]
 
-    def start_epoch(self, epoch: int) -> None:
-        """Nothing to prepare."""
-
     def loss(self, batch: trainer.Batch) -> Tensor:
         return cross_entropy(self.predict(batch.images), batch.labels)
 
-    def after_backward(self) -> None:
-        """No gradient to change."""
-
     def predict(self, images: Tensor) -> Tensor:
         return self.heads(self.features(images), 0)
-
-    def end_epoch(self, epoch: int, valid_accuracy: float) -> None:
-        """Nothing to finish."""

@@ -1,4 +1,4 @@
-"""ER: experience replay, as MNTDP runs it for CTrL."""
+"""ER: experience replay, as MNTDP runs it for CTrL (Chaudhry et al. 2019, sources.md#er)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from par.config import Count
-from par.learning import trainer
-from par.learning.losses import cross_entropy
-from par.methods.base import LearningTask
-from par.methods.memory import Rehearsal, reservoir
-from par.networks.joint import joint_logits
+from par.methods.bases.memory import Rehearsal, reservoir
+from par.methods.bases.method import LearningTask
+from par.networks.heads import joint_logits
+from par.schema import Count
+from par.training import trainer
+from par.training.losses import cross_entropy
 
 
 class Er(Rehearsal):
-    """L = mean CE over the current batch and as many images of the memory, each through its own task's head (facts 4.6)
+    """L = mean CE over the current batch and as many images of the memory, each through its task's head (sources.md#er)
 
     One forward pass on the joined batch, so batch-normalisation statistics are those of both parts. ``ring`` keeps
     ``per_class`` images of every class, ``reservoir`` a uniform sample of all images, of ``per_class`` times the
@@ -29,7 +29,7 @@ class Er(Rehearsal):
     class Hyper:
         """MNTDP runs both modes as separate learners."""
 
-        per_class: Count = 15  # MNTDP's stream configurations; its class's default is 10 (facts 4.6)
+        per_class: Count = 15  # MNTDP's stream configurations; its class's default is 10 (sources.md#er)
         mode: Literal["ring", "reservoir"] = "ring"
 
     def loss(self, batch: trainer.Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""GPM: gradient steps orthogonal to what earlier tasks feed into each layer (Saha et al., ICLR 2021)."""
+"""GPM: gradient steps orthogonal to what earlier tasks feed into each layer (Saha et al. 2021, sources.md#gpm)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from par import seeding
-from par.config import Count, NonNegative, Positive, Range
-from par.methods.base import LearningTask, Step
-from par.methods.protected import ProtectedTrunk
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.protected import ProtectedTrunk
+from par.schema import Count, NonNegative, Positive, Range
 
-ALEXNET_IMAGES = (24, 100, 100, 125, 125)  # images whose inputs to each layer span its basis (facts 4.8)
+ALEXNET_IMAGES = (24, 100, 100, 125, 125)  # images whose inputs to each layer span its basis (sources.md#gpm)
 HIGHEST_THRESHOLD = 0.999  # of GPM's own runs (twentieth superclass task); at 1 a basis would be filled with noise
 
 Layer = nn.Conv2d | nn.Linear
 
 
 class Gpm(ProtectedTrunk):
-    """Each layer l keeps an orthonormal basis M_l of the inputs that earlier tasks need (facts 4.8).
+    """Each layer l keeps an orthonormal basis M_l of the inputs that earlier tasks need (sources.md#gpm).
 
     From the second task on the gradient G_l [out, in * k * k] of every layer of the trunk becomes
 
@@ -36,7 +36,7 @@ class Gpm(ProtectedTrunk):
 
     Heads are free. Scale and shift of batch normalisation are frozen after the first task; each task keeps its own
     statistics, where the released code normalises by the batch at hand, which makes accuracy depend on how test images
-    are batched (GPM issue 9). Basis images are drawn at random and not augmented.
+    are batched (sources.md#gpm). Basis images are drawn at random and not augmented.
 
     Between tasks: the bases, float32 [in * k * k, rank].
     """
@@ -46,7 +46,7 @@ class Gpm(ProtectedTrunk):
 
     @dataclass(frozen=True)
     class Hyper:
-        """Defaults: the released CIFAR100-10 run (facts 4.8), which trains by SGD at 0.01 without momentum or decay."""
+        """Defaults: the released CIFAR100-10 run (sources.md#gpm): SGD at 0.01 without momentum or decay."""
 
         network: Literal["alexnet", "resnet18_light"] = "alexnet"
         width: Positive = 1.0  # factor of the AlexNet's layer sizes

@@ -1,4 +1,4 @@
-"""HAT: hard attention to the task, learned masks over the units of one network (Serra et al., ICML 2018)."""
+"""HAT: hard attention to the task, learned masks over one network's units (Serra et al. 2018, sources.md#hat)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from par.config import NonNegative, Positive, Recipe
-from par.learning import trainer
-from par.learning.losses import cross_entropy
-from par.methods.base import LearningTask, Step
-from par.methods.protected import ProtectedTrunk
+from par.config import Recipe
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.protected import ProtectedTrunk
 from par.networks.gates import Connection, Gates, gates_of
+from par.schema import NonNegative, Positive
+from par.training import trainer
+from par.training.losses import cross_entropy
 
 MAX_EMBEDDING = 6.0  # embeddings are clamped to it after every step
 MAX_EXPONENT = 50.0  # in the compensation: cosh overflows float32 at 89
 
 
 class Hat(ProtectedTrunk):
-    """Every hidden layer l has an embedding e_l of each task (facts 4.9); its units are multiplied by
+    """Every hidden layer l has an embedding e_l of each task (sources.md#hat); its units are multiplied by
 
         a_l = sigmoid(s e_l),    s = 1/s_max + (s_max - 1/s_max) (b - 1)/(B - 1) in batch b of B, s_max in evaluation.
 
@@ -47,7 +48,7 @@ class Hat(ProtectedTrunk):
 
     @dataclass(frozen=True)
     class Hyper:
-        """Defaults: HAT's own runs (facts 4.9), which train by SGD at 0.05 without momentum or decay."""
+        """Defaults: HAT's own runs (sources.md#hat), which train by SGD at 0.05 without momentum or decay."""
 
         network: Literal["alexnet", "resnet18_light"] = "alexnet"
         width: Positive = 1.0  # factor of the AlexNet's layer sizes; MNTDP's wider HAT: 2.5
@@ -65,10 +66,8 @@ class Hat(ProtectedTrunk):
         self._cumulative: list[Tensor] = []  # A_l
         self._factors: list[tuple[nn.Parameter, Tensor]] = []  # parameters and what their gradients are multiplied by
 
-    def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
-        self._recipe = replace(step.recipe, clip_norm=self.hyper.clip_norm)
-        self._n_batches = sum(1 for _ in trainer.batches(len(task.train), self._recipe.batch_size, torch.Generator()))
-        return super().learn(task, replace(step, recipe=self._recipe))
+    def own_recipe(self, recipe: Recipe) -> Recipe:
+        return replace(super().own_recipe(recipe), clip_norm=self.hyper.clip_norm)
 
     def grow(self, record: dict[str, Any]) -> None:
         super().grow(record)
@@ -77,8 +76,10 @@ class Hat(ProtectedTrunk):
         own = nn.ParameterList(torch.randn(size) for size in self.gates.sizes)
         self.embeddings[str(record["task"])] = own.to(self.device)
 
-    def start_task(self, task: LearningTask) -> None:
-        super().start_task(task)
+    def start_task(self, task: LearningTask, step: Step) -> None:
+        super().start_task(task, step)
+        self._recipe = step.recipe
+        self._n_batches = sum(1 for _ in trainer.batches(len(task.train), step.recipe.batch_size, torch.Generator()))
         earlier = [record["task"] for record in self.tasks[:-1]]
         self._cumulative = self.cumulative_masks(earlier)
         self._factors = []

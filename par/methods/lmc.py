@@ -1,4 +1,4 @@
-"""LMC: local module composition (Ostapenko et al. 2021, arXiv:2111.07736)."""
+"""LMC: local module composition (Ostapenko et al. 2021, sources.md#lmc)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from par import seeding
-from par.config import Count, Index, NonNegative, Positive
-from par.learning import trainer
-from par.learning.losses import cross_entropy
-from par.methods.base import LearningTask, Step
-from par.methods.modular import Modular
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.modular import Modular
 from par.networks.modules import DEPTH, ConvModule, flatten, n_features
+from par.schema import Count, Index, NonNegative, Positive
+from par.training import trainer
+from par.training.losses import cross_entropy
 
-MOMENTUM = 0.1  # of the running structural losses, as of BatchNorm's statistics (facts 4.16)
+MOMENTUM = 0.1  # of the running structural losses, as of BatchNorm's statistics (sources.md#lmc)
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """Hyper-parameters of LMC; defaults are the authors' for S-, other streams in facts 4.16."""
+    """Hyper-parameters of LMC; defaults are the authors' for S-, other streams in sources.md#lmc."""
 
     channels: Count = 64
     threshold: NonNegative = 4.0  # z-score above which a batch is foreign to a module; S+ and S_pl: 1.5
@@ -96,7 +96,7 @@ def relevance(losses: Tensor, mean_losses: Tensor, temperature: float, prior_tem
     """Weights [n, M] of M modules from structural losses [n, M] of images and means [M] over the batch or the task.
 
     softmax(-ln losses / temperature) * softmax(-ln mean_losses / prior_temperature), normalised over the modules
-    (facts 4.16).
+    (sources.md#lmc).
     """
     tiny = torch.finfo(losses.dtype).tiny
     likelihood = -losses.clamp_min(tiny).log() / temperature
@@ -105,7 +105,7 @@ def relevance(losses: Tensor, mean_losses: Tensor, temperature: float, prior_tem
 
 
 class Lmc(Modular):
-    """Four layers of modules; each judges by its structural loss s_m whether an input is its own (facts 4.16).
+    """Four layers of modules; each judges by its structural loss s_m whether an input is its own (sources.md#lmc).
 
         gamma_m(x) ~ softmax_m(-ln s_m(x) / temperature) softmax_m(-ln mean(s_m) / prior_temperature)
         x_{l+1} = sum_m gamma_m(x_l) f_m(x_l),   L = CE + structural_weight * sum_l mean(s)
@@ -126,7 +126,7 @@ class Lmc(Modular):
     """
 
     Hyper = Hyper
-    settings = ()
+    blocks = ()
 
     _projected: int | None = None  # the layer whose fresh module is in its projection phase
 
@@ -145,49 +145,45 @@ class Lmc(Modular):
             parts.add(layer)
         return parts
 
-    def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
-        self._step = step
-        log = super().learn(task, step)
-        self.tasks[-1]["statistics"] = self._own_statistics(task)
-        del self._step
-        return log
-
-    def start_task(self, task: LearningTask) -> None:
+    def start_task(self, task: LearningTask, step: Step) -> None:
         first = not self.tasks
         self.grow(self.record(task) | {"fresh": list(range(DEPTH)) if first else []})
         for layer in range(0 if first else DEPTH):
-            mean_losses, deviations = self._deviations(task, layer)
+            mean_losses, deviations = self._deviations(task, step, layer)
             if min(deviations) > self.hyper.threshold:
                 self._expand(layer, mean_losses)
-                self._project(task, layer)
+                self._project(task, step, layer)
 
-    def _deviations(self, task: LearningTask, layer: int) -> tuple[Tensor, list[float]]:
+    def end_task(self, task: LearningTask, step: Step) -> None:
+        self.tasks[-1]["statistics"] = self._own_statistics(task, step)
+
+    def _deviations(self, task: LearningTask, step: Step, layer: int) -> tuple[Tensor, list[float]]:
         """Of each module of ``layer``: mean structural loss [M] on the task, and absolute mean z-score of its batches.
 
         The z-score of a batch is its mean loss's distance from the module's own mean, in standard deviations of the
         mean of a batch of that size; as in the authors' code, a task that decodes much better than the module's own
         is foreign too.
         """
-        losses = torch.cat([batch[layer] for batch in self._structural_losses(task, layer)]).mean(dim=0)
-        deviations, n_images = [], min(self._step.recipe.batch_size, len(task.train))
+        losses = torch.cat([batch[layer] for batch in self._structural_losses(task, step, layer)]).mean(dim=0)
+        deviations, n_images = [], min(step.recipe.batch_size, len(task.train))
         for owner, loss in zip(self.owners(layer, task.id), losses.tolist(), strict=True):
             mean, deviation = self.tasks[self.position(owner)]["statistics"][str(layer)]
             deviations.append(abs(loss - mean) / (deviation / math.sqrt(n_images)))
         return losses, deviations
 
     @torch.no_grad()
-    def _structural_losses(self, task: LearningTask, last_layer: int) -> Iterator[list[Tensor]]:
+    def _structural_losses(self, task: LearningTask, step: Step, last_layer: int) -> Iterator[list[Tensor]]:
         """Structural losses [b, M] of the modules of every layer on the training images, by batch, in eval mode."""
         self.eval()
-        order = seeding.torch_generator(self._step.key, "statistics")
-        for rows in trainer.batches(len(task.train), self._step.recipe.batch_size, order):
+        order = seeding.torch_generator(step.key, "statistics")
+        for rows in trainer.batches(len(task.train), step.recipe.batch_size, order):
             with trainer.autocast(self.device):
                 _, losses = self._forward(task.train.batch(rows), task.id, by_batch=True, last_layer=last_layer)
             yield losses
 
-    def _own_statistics(self, task: LearningTask) -> dict[str, list[float]]:
+    def _own_statistics(self, task: LearningTask, step: Step) -> dict[str, list[float]]:
         """Mean and standard deviation of the structural loss of each of the task's own modules on its images."""
-        batches = list(self._structural_losses(task, DEPTH - 1))
+        batches = list(self._structural_losses(task, step, DEPTH - 1))
         statistics = {}
         for layer in self.tasks[-1]["fresh"]:
             losses = torch.cat([batch[layer][:, -1] for batch in batches])
@@ -204,12 +200,12 @@ class Lmc(Modular):
         self.parts[str(self.current.id)].add(layer).load_state_dict(mean)
         self.tasks[-1]["fresh"].append(layer)
 
-    def _project(self, task: LearningTask, layer: int) -> None:
+    def _project(self, task: LearningTask, step: Step, layer: int) -> None:
         if self.hyper.projection_epochs == 0:
             return
         self._projected = layer
-        recipe = dataclasses.replace(self._step.recipe, epochs=self.hyper.projection_epochs, patience=None)
-        self._step.fit(self, task, f"projection of layer {layer}", recipe)
+        recipe = dataclasses.replace(step.recipe, epochs=self.hyper.projection_epochs, patience=None)
+        step.fit(self, task, f"projection of layer {layer}", recipe)
         self._projected = None
 
     def modules_to_train(self) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""MAS: memory aware synapses (Aljundi et al. 2018)."""
+"""MAS: memory aware synapses (Aljundi et al. 2018, sources.md#mas)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Literal
 
 from torch import Tensor
 
-from par.config import NonNegative
-from par.methods.base import LearningTask, Step
-from par.methods.penalty import PenaltyHyper, QuadraticPenalty
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.penalty import PenaltyHyper, QuadraticPenalty
+from par.schema import NonNegative
 
 
 class Mas(QuadraticPenalty):
     """A quadratic penalty (:class:`QuadraticPenalty`) with the sensitivity of the outputs z, which needs no labels:
 
-        abs      Omega_i = mean_n |d ||z_n||_2 / d theta_i|                (reference definition, facts 4.4)
-        squared  Omega_i = mean_n (d mean_k z_nk^2 / d theta_i)^2          (PAR's code, facts 4.4)
+        abs      Omega_i = mean_n |d ||z_n||_2 / d theta_i|                (reference definition, sources.md#mas)
+        squared  Omega_i = mean_n (d mean_k z_nk^2 / d theta_i)^2          (PAR's code, sources.md#mas)
 
     With ``gradients: minibatch``, as both public codes have it, the gradient is that of a batch's mean; ``squared``
     then has the batch size as a factor.
@@ -24,9 +24,9 @@ class Mas(QuadraticPenalty):
 
     @dataclass(frozen=True)
     class Hyper(PenaltyHyper):
-        """PAR's MiniImageNet-20 row: importance squared, gradients minibatch, weight 300 (facts 3.4, 4.4)."""
+        """PAR's MiniImageNet-20 row: importance squared, gradients minibatch, weight 300 (sources.md#mas)."""
 
-        weight: NonNegative = 1.0  # FACIL's default for abs (facts 4.4)
+        weight: NonNegative = 1.0  # FACIL's default for abs (sources.md#mas)
         importance: Literal["abs", "squared"] = "abs"
         gradients: Literal["exact", "minibatch"] = "exact"
 

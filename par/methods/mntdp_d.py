@@ -1,4 +1,4 @@
-"""MNTDP-D: every path that starts with blocks of one earlier task is trained; the best stays (Veniat et al. 2021)."""
+"""MNTDP-D: the best of all paths that start with an earlier task's blocks (Veniat et al. 2021, sources.md#mntdp-d)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from par.config import Count, NonNegative, Positive, Recipe
-from par.methods.base import LearningTask, Step
-from par.methods.mntdp import FRESH, N_BLOCKS, Connections, Mntdp, owners, paths, source_head_fits
-from par.methods.modular import Candidate
+from par.config import Recipe
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.mntdp import FRESH, N_BLOCKS, Connections, Mntdp, owners, paths, source_head_fits
+from par.methods.bases.modular import Candidate
+from par.schema import Count, NonNegative, Positive
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """Hyper-parameters of MNTDP-D (facts 4.15)."""
+    """Hyper-parameters of MNTDP-D (sources.md#mntdp-d)."""
 
     k: Count = 15  # neighbours in the choice of the source; the authors' s_long configuration: 5
     connections: Connections = "fw"  # the authors' S_out configuration: bw, S_in: fw and bw
@@ -26,7 +27,7 @@ class Hyper:
 
 
 class MntdpD(Mntdp):
-    """Modular networks with task-driven priors, deterministic search (arXiv:2012.12631; facts 4.15).
+    """Modular networks with task-driven priors, deterministic search (arXiv:2012.12631; sources.md#mntdp-d).
 
     1. Source: the earlier task whose features give the best k-NN accuracy on this task's validation images.
     2. Candidates: the first c blocks from the source (frozen), the other 7 - c fresh, for c = 0..7; c = 7 takes the

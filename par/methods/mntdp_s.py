@@ -1,24 +1,25 @@
-"""MNTDP-S: paths through an earlier task's and fresh blocks are sampled, scored by REINFORCE (Veniat et al. 2021)."""
+"""MNTDP-S: paths through old and fresh blocks, sampled by REINFORCE (Veniat et al. 2021, sources.md#mntdp-s)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from par import seeding
-from par.config import Config, Count, Fraction, NonNegative, Positive
-from par.learning import trainer
-from par.methods.base import LearningTask, Step
-from par.methods.mntdp import FRESH, N_BLOCKS, SOURCE, Connections, Mntdp, owners, paths, source_head_fits
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.mntdp import FRESH, N_BLOCKS, SOURCE, Connections, Mntdp, owners, paths, source_head_fits
+from par.schema import Count, Fraction, NonNegative, Positive
+from par.training import trainer
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """Hyper-parameters of MNTDP-S (facts 4.14)."""
+    """Hyper-parameters of MNTDP-S (sources.md#mntdp-s)."""
 
     k: Count = 15  # neighbours in the choice of the source; the authors' s_long configuration: 5
     connections: Connections = "fw"  # as in MNTDP-D
@@ -82,7 +83,7 @@ def _origins(drawn: Tensor) -> Tensor:
 
 
 class MntdpS(Mntdp):
-    """Modular networks with task-driven priors, stochastic search (arXiv:2012.12631; facts 4.14).
+    """Modular networks with task-driven priors, stochastic search (arXiv:2012.12631; sources.md#mntdp-s).
 
     Source and graph are those of MNTDP-D. Every image of a batch takes a path a ~ p of its own (so does the authors'
     code, where the baseline below is the mean over the batch). Fresh blocks are trained by the recipe on the
@@ -99,17 +100,14 @@ class MntdpS(Mntdp):
 
     Hyper = Hyper
 
-    def __init__(self, config: Config, hyper: Hyper, device: torch.device | str = "cpu"):
-        super().__init__(config, hyper, device)
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
         self.sampler: PathSampler | None = None  # while a task is learned
 
-    def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
+    def start_task(self, task: LearningTask, step: Step) -> None:
         self._source = self.choose_source(task, step.key, self.hyper.k)
         self._generator = seeding.torch_generator(step.key, "paths")
         self._freeze_epoch = self.hyper.freeze_after * step.recipe.epochs
-        return super().learn(task, step)
-
-    def start_task(self, task: LearningTask) -> None:
         self.grow(self.record(task) | {"path": [task.id] * N_BLOCKS})
         choices = [(FRESH,) * N_BLOCKS]
         if self._source is not None:

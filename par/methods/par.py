@@ -1,8 +1,7 @@
-"""PAR: each group of related tasks shares one expert, regularised by distillation (CVPR 2023)."""
+"""PAR: related tasks share one expert, regularised by distillation (Wang et al. 2023, sources.md#par)."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,13 +9,13 @@ from torch import Tensor, nn
 
 from par.cells.expert import Expert
 from par.cells.genotype import from_json
-from par.learning import trainer
-from par.learning.losses import cross_entropy, distillation
-from par.methods.base import LearningTask, SharedTrunk, Step
-from par.networks.heads import Heads
+from par.methods.bases.distilled import Distilled
+from par.methods.bases.method import LearningTask
+from par.training import trainer
+from par.training.losses import cross_entropy, distillation
 
 
-class Par(SharedTrunk):
+class Par(Distilled):
     """The learner of one task group; routing (``par.relatedness``) has already made the groups.
 
     The group's first task trains an expert built from its cell. A later task joins it (paper 3.3, eq. 10):
@@ -24,42 +23,36 @@ class Par(SharedTrunk):
         L = CE(h_t(E(x)), y) + weight * sum_{j in G} KD_T(h_j(E(x)), h_j^old(E^old(x)))
 
     with the state before the task as teacher, on the same augmented batch (the paper records the teacher's outputs
-    once on the plain images; facts 6d.13). Old heads are frozen unless ``distillation.train_old_heads``. A task that
-    the plan marks ``head_only`` trains nothing but its head, with the expert in eval mode.
+    once on the plain images; sources.md#par-code). Old heads are frozen unless ``distillation.train_old_heads``. A task
+    that the plan marks ``head_only`` trains nothing but its head, with the expert in eval mode.
     """
 
     chains = "plan"
-    settings = ("expert", "distillation")
+    blocks = ("expert", "distillation")
 
-    #: Expert and heads as they were before the current task; a tuple, so that they are no submodules and never saved.
-    _teacher: tuple[()] | tuple[Expert, Heads] = ()
+    def is_distilled(self, task: LearningTask) -> bool:
+        return not task.head_only
 
-    def start_task(self, task: LearningTask) -> None:
-        if self.tasks and not task.head_only:
-            self._teacher = tuple(copy.deepcopy(part).requires_grad_(False).eval() for part in (self.trunk, self.heads))
-        record = self.record(task)
-        self.grow(record if self.tasks else record | {"genotype": task.genotype})
+    def record(self, task: LearningTask) -> dict[str, Any]:
+        return super().record(task) | ({} if self.tasks else {"genotype": task.genotype})
 
     def build_trunk(self, record: Mapping[str, Any]) -> nn.Module:
-        shape = self.config.expert
+        shape = self.settings.expert
         return Expert(from_json(record["genotype"]), shape.cells, shape.channels)
 
     def modules_to_train(self) -> list[nn.Module]:
         head = self.heads[self.current.id]
         if self.current.head_only:
             return [head]
-        return [self.trunk, self.heads if self.config.distillation.train_old_heads else head]
+        return [self.trunk, self.heads if self.settings.distillation.train_old_heads else head]
 
     def loss(self, batch: trainer.Batch) -> Tensor:
-        if not self._teacher:
+        if not self.teacher:
             return super().loss(batch)
-        settings, (old_expert, old_heads) = self.config.distillation, self._teacher
+        settings, (old_expert, old_heads) = self.settings.distillation, self.teacher
         features, old_features = self.trunk(batch.images), old_expert(batch.images)
         total = cross_entropy(self.heads(features, self.current.id), batch.labels)
         for record in self.tasks[:-1]:
             student, teacher = self.heads(features, record["task"]), old_heads(old_features, record["task"])
             total = total + settings.weight * distillation(student, teacher, settings.temperature)
         return total
-
-    def end_task(self, task: LearningTask, step: Step) -> None:
-        self._teacher = ()

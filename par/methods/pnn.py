@@ -1,4 +1,4 @@
-"""PNN: a column per task that reads all earlier columns (Rusu et al. 2016, arXiv:1606.04671)."""
+"""PNN: a column per task that reads all earlier columns (Rusu et al. 2016, sources.md#pnn)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from par.methods.modular import Modular
+from par.methods.bases.modular import Modular
 from par.networks import build_network
 
 
@@ -61,12 +61,12 @@ class Hyper:
     """Hyper-parameters of PNN."""
 
     # whether earlier columns are evaluated with their own laterals, as Rusu et al. define it; PAR's code leaves them
-    # out (facts 4.11), and the paper's table is made with that
+    # out (sources.md#pnn), and the paper's table is made with that
     old_laterals: bool = False
 
 
 class Pnn(Modular):
-    """The column network of PAR's repository on the light ResNet18 (facts 4.11).
+    """The column network of PAR's repository on the light ResNet18 (sources.md#pnn).
 
     With x_s^j the input of stage s in column j, column t computes
 
@@ -82,7 +82,7 @@ class Pnn(Modular):
     Hyper = Hyper
 
     def build(self, record: dict[str, Any]) -> nn.Module:
-        trunk, laterals = build_network(self.config.network), build_network(self.config.network).stages
+        trunk, laterals = build_network(self.settings.network), build_network(self.settings.network).stages
         return Column(trunk, laterals, len(self.tasks), record["n_classes"])
 
     def logits(self, images: Tensor, task_id: int) -> Tensor:

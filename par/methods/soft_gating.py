@@ -1,4 +1,4 @@
-"""SG-F: soft gating over fixed modules (Mendez and Eaton 2021, arXiv:2007.07732, as LMC's authors run it)."""
+"""SG-F: soft gating over fixed modules, as LMC's authors run it (Mendez and Eaton 2021, sources.md#soft-gating)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from par.config import Range
-from par.methods.base import LearningTask, Step
-from par.methods.modular import Candidate, Modular
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.modular import Candidate, Modular
 from par.networks.modules import DEPTH, ConvModule, flatten, n_features
+from par.schema import Range
 
 
 @dataclass(frozen=True)
 class Hyper:
     """Hyper-parameters of SG-F."""
 
-    channels: Annotated[int, Range(3)] = 64  # of every module; facts 4.13
+    channels: Annotated[int, Range(3)] = 64  # of every module; sources.md#soft-gating
 
 
 class Gate(nn.Module):
@@ -68,14 +68,14 @@ class SoftGating(Modular):
 
     with x_0 the image, zero-padded to the modules' channels.
 
-    A new task tries 5 networks (facts 4.13): all modules reused, or one fresh module in layer 4, 3-4, 2-4 or 1-4;
+    A new task tries 5 networks (sources.md#soft-gating): all modules reused, or one fresh in layer 4, 3-4, 2-4 or 1-4;
     gates, head and fresh modules are trained, the best on validation data stays, on a tie the one with fewer fresh
     modules. Later modules do not enter the gates of earlier tasks: no forgetting, bit for bit. The last map is brought
     to 2x2 before the head (:mod:`par.networks.modules`); the original flattens it, which is the same at 32 px.
     """
 
     Hyper = Hyper
-    settings = ()
+    blocks = ()
 
     def n_features(self) -> int:
         return n_features(self.hyper.channels)

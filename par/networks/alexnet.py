@@ -1,4 +1,4 @@
-"""The AlexNet of HAT and GPM (facts 3.2, 6a): three convolutions and two fully connected layers."""
+"""The AlexNet of HAT and GPM (sources.md#alexnet): three convolutions and two fully connected layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from par.config import ConfigError
+from par.schema import ConfigError
 
 CHANNELS = (64, 128, 256)
 KERNELS = (4, 3, 2)
@@ -25,7 +25,7 @@ class AlexNet(nn.Module):
 
     Args:
         image_size: height and width in pixels, at least 16.
-        width: factor of all layer sizes (MNTDP's "wider" HAT: 2.5, facts 4.9).
+        width: factor of all layer sizes (MNTDP's "wider" HAT: 2.5, sources.md#hat).
         norm: batch normalisation after every layer, and no biases.
 
     Raises:

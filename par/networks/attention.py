@@ -1,4 +1,4 @@
-"""CAT's knowledge-transfer attention (facts 4.10): one encoder layer with a learned query."""
+"""CAT's knowledge-transfer attention (sources.md#cat): one encoder layer with a learned query."""
 
 from __future__ import annotations
 

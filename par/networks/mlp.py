@@ -1,4 +1,4 @@
-"""CAT's multilayer perceptron (facts 4.10)."""
+"""CAT's multilayer perceptron (sources.md#cat)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small convolutional modules of SG-F and LMC (facts 4.13, 4.16), and what their networks share."""
+"""Modules of SG-F and LMC (sources.md#soft-gating, sources.md#lmc), and what their networks share."""
 
 from __future__ import annotations
 

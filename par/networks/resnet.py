@@ -1,4 +1,4 @@
-"""The light ResNet18 of MNTDP and PAR: the same width in all four stages (facts 6a)."""
+"""The light ResNet18 of MNTDP and PAR: the same width in all four stages (sources.md#resnet)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LightResNet18(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def blocks(self) -> list[nn.Module]:
-        """The six parts that MNTDP chooses from, in order: stem, stages 1-3, the two blocks of stage 4 (facts 4.14)."""
+        """The six parts that MNTDP chooses from, in order: stem, stages 1-3, the two of stage 4 (sources.md#mntdp)."""
         return [nn.Sequential(self.stem, self.pool), *self.stages[:3], *self.stages[3]]
 
     def forward(self, images: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from par import config
-from par.config import ConfigError
+from par.config import ExtractorSettings, resolve_path
 from par.files import sha256_file, write_atomically
+from par.schema import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ class Extractor:
                 yield self.network(pixels).float().cpu().numpy()
 
 
-def load_extractor(settings: config.Extractor, device: str | torch.device = "cpu") -> Extractor:
+def load_extractor(settings: ExtractorSettings, device: str | torch.device = "cpu") -> Extractor:
     """The extractor that ``settings`` asks for.
 
     ``auto`` is ResNet18 where ``settings.weights`` names a file, torch's hub cache holds it or it can be downloaded;
@@ -101,7 +101,7 @@ def load_extractor(settings: config.Extractor, device: str | torch.device = "cpu
     import torch
 
     name, weights = _choose(settings)
-    with torch.device("meta"):  # no initial weights: they would cost 0.3 s and draw from the global generator
+    with torch.device("meta"):  # no initial weights: they would cost time and draw from the global generator
         if name == "resnet18":
             network, classifier, mean, std = _resnet18(), "fc", RESNET18_MEAN, RESNET18_STD
         else:
@@ -149,11 +149,11 @@ def extract_stream(
     return arrays
 
 
-def _choose(settings: config.Extractor) -> tuple[str, Path]:
+def _choose(settings: ExtractorSettings) -> tuple[str, Path]:
     """Name of the network and the file of its weights."""
     if settings.weights is not None:
         name = "resnet18" if settings.network == "auto" else settings.network
-        return name, config.resolve_path(settings.weights)
+        return name, resolve_path(settings.weights)
     if settings.network == "efficientnet_lite0":
         return settings.network, _efficientnet_lite0_weights()
     try:
@@ -211,7 +211,7 @@ def _efficientnet_lite0_weights() -> Path:
 
 
 def _resnet18() -> torch.nn.Module:
-    """torchvision's ResNet18; 11,176,512 parameters without its classifier (facts 6d, row 32)."""
+    """torchvision's ResNet18; 11,176,512 parameters without its classifier (sources.md#extractor)."""
     from torchvision.models import resnet18
 
     return resnet18()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from par import config
+from par.schema import parse, to_plain
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def plan_to_json(
         "variant": variant,
         "estimator": estimator,
         "seeds": {
-            str(seed): {"tasks": [config.to_plain(decision) for decision in tasks]} for seed, tasks in decisions.items()
+            str(seed): {"tasks": [to_plain(decision) for decision in tasks]} for seed, tasks in decisions.items()
         },
     }
 
@@ -60,7 +60,7 @@ def plan_from_json(plan: Mapping[str, Any]) -> dict[int, list[Decision]]:
     """
     return {
         int(seed): [
-            config.parse(Decision, raw, f"plan {plan['stream']}/{plan['variant']}, seed {seed}, task {position}")
+            parse(Decision, raw, f"plan {plan['stream']}/{plan['variant']}, seed {seed}, task {position}")
             for position, raw in enumerate(content["tasks"])
         ]
         for seed, content in plan["seeds"].items()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from par.config import ConfigError
+from par.schema import ConfigError
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from par.relatedness.distance import Estimator, pair_score, to_score
 from par.relatedness.plan import Decision
 
-TINY = 25  # the public code sends tasks of so few training images to a big group whatever the distance (facts 4.17.2)
+TINY = 25  # tasks of so few training images join a big group at any distance in the public code (sources.md#par-code)
 TINY_FACTOR = 10  # ... whose largest task has so many times as many
 
 
@@ -84,7 +84,7 @@ class _Choice:
 
 
 def _group_score(estimator: Estimator, distances: np.ndarray) -> float:
-    """Score of a group: the mean of D, mapped (eq. 7-8); the ``reference`` maps first (facts 6d, row 3)."""
+    """Score of a group: the mean of D, mapped (eq. 7-8); the ``reference`` maps first (sources.md#par-code)."""
     if estimator == "reference":
         return float(np.mean(pair_score(estimator, distances)))
     return float(to_score(np.mean(distances)))

@@ -6,6 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from par.config import PAR, Config
+from par.files import canonical_json
+from par.methods import load_method
+from par.schema import to_plain
+from par.settings import resolve
 
 DEMO = "demo"  # the preset whose numbers say nothing about the paper's streams
 
@@ -44,13 +48,11 @@ def stamp(
 
 def _epochs(config: Config, streams: Iterable[str]) -> str:
     """Epochs a task by the recipes, in as few words as they allow."""
-    streams_with: dict[str, list[str]] = {}
+    streams, streams_with = list(streams), {}
     for stream in streams:
         learners_with: dict[int, list[str]] = {}
-        for method in config.methods_on(stream):
-            learners_with.setdefault(config.recipe_for(stream, method).epochs, []).append(method)
-        for variant in config.variants_on(stream):
-            learners_with.setdefault(config.variant(variant).recipe_for(stream, PAR).epochs, []).append(variant)
+        for learner in config.learners(stream):
+            learners_with.setdefault(config.effective_recipe(stream, learner).epochs, []).append(learner)
         if len(learners_with) == 1:
             words = f"{next(iter(learners_with))} a task"
         else:
@@ -60,7 +62,50 @@ def _epochs(config: Config, streams: Iterable[str]) -> str:
         words = next(iter(streams_with))
     else:
         words = "; ".join(f"{', '.join(names)}: {words}" for words, names in streams_with.items())
-    return f"{words}; search {config.search.epochs}"
+    of_search = {config.effective("search", learner).epochs for s in streams for learner in config.par_learners(s)}
+    return f"{words}; search {', '.join(map(str, sorted(of_search or {config.search.epochs})))}"
+
+
+def effective_settings(config: Config) -> list[tuple[str, dict[str, Any]]]:
+    """What decides how each learner learns, after all overrides: (who and on which streams, settings), equal ones once.
+
+    A block that the learner does not read is left out, and of a variant of PAR all that is as PAR's.
+    """
+    groups: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {}
+    for stream in config.streams:
+        for learner in config.learners(stream):
+            shown = _settings_shown(config, stream, learner)
+            if learner != PAR and config.method_of(learner) == PAR:
+                shown = _differing(shown, _settings_shown(config, stream, PAR))
+            _, who = groups.setdefault(canonical_json(shown), (shown, {}))
+            who.setdefault(learner, []).append(stream)
+    return [
+        ("; ".join(f"{learner} on {', '.join(streams)}" for learner, streams in who.items()), shown)
+        for shown, who in groups.values()
+    ]
+
+
+def _settings_shown(config: Config, stream: str, learner: str) -> dict[str, Any]:
+    """The settings of a learner, "never" for a threshold that is below every score."""
+    settings = resolve(config, stream, learner)
+    blocks = load_method(settings.method).blocks
+    shown = {name: to_plain(getattr(settings, name)) for name in ("method", "hyper", "recipe", *blocks)}
+    if settings.method == PAR:
+        routing = to_plain(config.routing(learner))
+        never = {name: "never" for name in ("alpha", "beta") if routing[name] == float("-inf")}
+        shown |= {"search": to_plain(settings.search), "routing": routing | never}
+    return shown
+
+
+def _differing(settings: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """What of nested ``settings`` is not as in ``others``, which has the same keys."""
+    found = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value != others[name]:
+            found[name] = _differing(value, others[name])
+        elif value != others[name]:
+            found[name] = value
+    return found
 
 
 def _data(digests: Mapping[str, Mapping[str, str]], streams: Iterable[str]) -> str:

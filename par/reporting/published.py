@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from par.config import ConfigError, Range, parse, read_yaml
+from par.schema import ConfigError, Range, parse, read_yaml
 
 LIMITS = {"AP": Range(0, 1), "AF": Range(-1, 1), "M": Range(0, above=True), "hours": Range(0, above=True)}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +14,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from par.cells.genotype import from_json
-from par.config import PAR, Config, parse, read_yaml, to_plain
+from par.config import PAPER_ALPHA, PAPER_BETA, PAR, Config, DistanceSettings
 from par.files import canonical_json, write_csv, write_json, write_text
 from par.reporting import cell_figures, figures, page, tables
-from par.reporting.provenance import DEMO, stamp
+from par.reporting.provenance import DEMO, effective_settings, stamp
 from par.reporting.published import load_published
 from par.reporting.scores import CSV_COLUMNS, Scores, dvc_metrics, headline, stream_scores
 from par.reporting.style import save, save_png
+from par.schema import parse, read_yaml, to_plain
 
 DEMO_WARNING = (
     "Small streams made of data sets that come with Python packages, trained for a few epochs. The numbers "
@@ -30,7 +30,7 @@ DEMO_WARNING = (
 DIFFERENCES = Path(__file__).with_name("differences.yaml")
 PAPER_TABLES = (*tables.TABLE_METRICS, "supplementary")
 WHOLE_MATRIX = 20  # tasks up to which the report keeps whole accuracy matrices, above only what AP and AF need
-NO_RESULT = ("data_dir", "workers", "tracking")  # settings that are not shown
+COMMON = ("preset", "streams", "seeds", "device", "predict", "extractor", "ablation", "tables")  # settings shown once
 ON_PAGE = 0.7  # width of a figure on the page by that of its bitmap: letters as large as those of the tables
 MAX_CELLS = 8  # cells drawn a stream
 
@@ -72,16 +72,16 @@ def render(folder: Path, config: Config, inputs: Inputs) -> dict[str, float]:
     return headline(list(config.methods), report.own_scores)
 
 
-def score_matrix(distances: pd.DataFrame, config: Config, seed: int, n_tasks: int) -> np.ndarray:
-    """The scores s_ij [T, T] of one seed by the configuration's estimator and split; NaN where there is no pair.
+def score_matrix(distances: pd.DataFrame, measure: DistanceSettings, seed: int, n_tasks: int) -> np.ndarray:
+    """The scores s_ij [T, T] of one seed, measured by an estimator on a split; NaN where there is no pair.
 
     Args:
         distances: columns ``seed, estimator, split, task, other, score``, one row a pair ``other < task``.
     """
     wanted = (
         (distances["seed"] == seed)
-        & (distances["estimator"] == config.distance.estimator)
-        & (distances["split"] == config.distance.split)
+        & (distances["estimator"] == measure.estimator)
+        & (distances["split"] == measure.split)
     )
     pairs = distances[wanted]
     scores = np.full((n_tasks, n_tasks), np.nan)
@@ -149,8 +149,8 @@ class _Report:
         for name, symbol, structure in (("alpha", "α", "experts"), ("beta", "β", "cells")):
             for stream in self.config.tables.of(name):
                 points = [
-                    (getattr(self.config.variant(learner), name), self.scores[stream][learner])
-                    for learner in self._swept(stream, name)
+                    (getattr(self.config.routing(learner), name), self.scores[stream][learner])
+                    for learner in self._swept(name)
                     if self.scores[stream].get(learner) and self.scores[stream][learner]["AP"].values
                 ]
                 if len(points) > 1:
@@ -160,12 +160,10 @@ class _Report:
                     items.append(self._picture(figure, f"{stream}_{name}", words))
         return [page.Section("Sweeps of alpha and beta", tuple(items))] if items else []
 
-    def _swept(self, stream: str, name: str) -> list[str]:
+    def _swept(self, name: str) -> list[str]:
         """The variants that sweep the threshold ``name``, and PAR where its other threshold is that of the sweep."""
-        variants = [variant for variant in self.config.variants_on(stream) if variant.startswith(f"{name}_")]
-        other = "beta" if name == "alpha" else "alpha"
-        of_sweep = statistics.mode(getattr(self.config.variant(variant), other) for variant in variants or [PAR])
-        return [PAR, *variants] if getattr(self.config, other) == of_sweep else variants
+        of_sweep = {"alpha": self.config.beta == PAPER_BETA, "beta": self.config.alpha == PAPER_ALPHA}
+        return [*([PAR] if of_sweep[name] else []), *self.config.sweeps.points(name)]
 
     def _coloured_groups(self) -> list[page.Section]:
         items: list[page.Item] = []
@@ -182,7 +180,7 @@ class _Report:
     def _stream(self, stream: str) -> page.Section:
         """Everything about one stream."""
         config, scores = self.config, self.scores[stream]
-        methods = {learner: row for learner, row in scores.items() if learner not in config.variants}
+        methods = {learner: row for learner, row in scores.items() if learner not in config.known_variants}
         table = tables.stream_table(config, stream, methods, self.published)
         rows = [score.row() for row in methods.values() for score in row.values()]
         items: list[page.Item] = [table, self._write_table(table, rows, [stream])]
@@ -219,7 +217,7 @@ class _Report:
         text = "\n".join([f"# Plan of {stream}\n", tables.agreement(plan) + "\n", *sections, origin])
         write_text(self.folder / path, text)
         tasks = plan["seeds"][str(seed)]["tasks"]
-        scores = score_matrix(self.inputs.distances[stream], config, seed, len(tasks))
+        scores = score_matrix(self.inputs.distances[stream], config.distance, seed, len(tasks))
         heading = f"Task distances, {title}, seed {seed}"
         heatmap = figures.distance_heatmap(scores, tasks, config.alpha, config.beta, heading)
         rule = f"A task joins a group up to alpha = {config.alpha:g} and takes its cell up to beta = {config.beta:g}."
@@ -245,13 +243,13 @@ class _Report:
         """The distances of the variants that measure them in another way, and what those decide."""
         pictures, seed = [], self.config.seeds[0]
         for variant in self.config.variants_on(stream):
-            varied = self.config.variant(variant)
-            if varied.distance != self.config.distance:
+            routing = self.config.routing(variant)
+            if routing.distance != self.config.distance:
                 tasks = self.inputs.plans[stream][variant]["seeds"][str(seed)]["tasks"]
-                scores = score_matrix(self.inputs.distances[stream], varied, seed, len(tasks))
+                scores = score_matrix(self.inputs.distances[stream], routing.distance, seed, len(tasks))
                 heading = f"Task distances, {self._title(stream)}, {variant}, seed {seed}"
-                heatmap = figures.distance_heatmap(scores, tasks, varied.alpha, varied.beta, heading)
-                how = f"{varied.distance.estimator} estimator on {varied.distance.split} features"
+                heatmap = figures.distance_heatmap(scores, tasks, routing.alpha, routing.beta, heading)
+                how = f"{routing.distance.estimator} estimator on {routing.distance.split} features"
                 pictures.append(
                     self._picture(heatmap, f"{stream}_{variant}", f"Distances and plan of {variant}: {how}")
                 )
@@ -311,7 +309,7 @@ class _Report:
             items.append(page.Folded("Cells", (self._picture(figure, f"{stream}_cells", words),)))
         histories = self._histories(stream)
         if histories:
-            names = {learner: self.config.variant(learner).search.update for learner in histories}
+            names = {learner: self.config.effective("search", learner).update for learner in histories}
             figure = cell_figures.search_histories(histories, names, f"Architecture search, {title}")
             words = (
                 "Accuracy of the paths that the search draws, on the half of the training images that it does not "
@@ -324,7 +322,8 @@ class _Report:
         """Accuracies [searches, epochs] of PAR and of the variants that change nothing but the search's update."""
         found = {}
         for variant, by_seed in self.inputs.histories.get(stream, {}).items():
-            if variant == PAR or variant.startswith("search_"):
+            changed = self.config.overrides(variant)
+            if variant == PAR or (set(changed) == {"search"} and set(changed["search"]) == {"update"}):
                 courses = [table["accuracy"].to_numpy() for of_seed in by_seed.values() for table in of_seed.values()]
                 if courses:
                     found[variant] = np.stack(courses)
@@ -341,10 +340,18 @@ class _Report:
         )
 
     def _configuration(self) -> page.Section:
-        settings = {key: value for key, value in to_plain(self.config).items() if key not in NO_RESULT}
-        text = json.dumps(settings, indent=1)
-        words = "params.yaml, defaults filled in, without what decides no result"
-        return page.Section("Configuration", (page.Folded(words, (page.Block(text),)),))
+        common = {name: to_plain(getattr(self.config, name)) for name in COMMON}
+        effective = "\n".join(f"{who}:\n  {json.dumps(shown)}" for who, shown in effective_settings(self.config))
+        return page.Section(
+            "Configuration",
+            (
+                page.Folded("What all learners have in common", (page.Block(json.dumps(common, indent=1)),)),
+                page.Folded(
+                    "What each learner learned with, after all overrides; of PAR's variants what is not as PAR's",
+                    (page.Block(effective),),
+                ),
+            ),
+        )
 
     def _title(self, stream: str) -> str:
         return tables.stream_title(self.config, stream, self.published)

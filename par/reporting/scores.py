@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from par.config import PAR, Config
+from par.methods import load_method
 from par.reporting.published import Published, Value
+from par.settings import resolve
 
 POINT = 0.01  # one percentage point of accuracy
 
@@ -141,18 +143,15 @@ def score(
     values = tuple(float(METRICS[metric](entry)) for entry in by_seed)
     paper = published.paper_stream(stream)
     printed = published.find(paper, learner, metric)
-    same_network = printed is None or printed.backbone in (None, _backbone(config, stream, learner))
+    other_network = by_seed and printed is not None and printed.backbone is not None
+    same_network = not other_network or printed.backbone == _backbone(config, stream, learner)
     return Score(stream, learner, metric, values, interval, printed, paper == stream, same_network)
 
 
 def _backbone(config: Config, stream: str, learner: str) -> str | None:
-    """The network that a method trains on a stream, where it is an AlexNet or a multilayer perceptron."""
-    if learner == "cat":
-        return "MLP"
-    if learner in ("gpm", "hat"):  # the methods with a choice; AlexNet is what they take without one
-        network = config.method_block(stream, learner).get("network", "alexnet")
-        return "AlexNet" if network == "alexnet" else None
-    return None
+    """See :meth:`par.methods.bases.method.Method.backbone`."""
+    settings = resolve(config, stream, learner)
+    return load_method(settings.method).backbone(settings.hyper)
 
 
 def headline(methods: Sequence[str], scores: Mapping[str, Scores]) -> dict[str, float]:

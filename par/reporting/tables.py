@@ -226,7 +226,7 @@ def variant_table(config: Config, stream: str, scores: Scores, plans: Mapping[st
     remarks, rows = Remarks(), []
     for learner in (PAR, *config.variants_on(stream)):
         row = scores[learner]
-        changed = "" if learner == PAR else ", ".join(_changes(config.variants[learner] or {}))
+        changed = "" if learner == PAR else ", ".join(_changes(config.overrides(learner)))
         numbers = (row[metric].text() for metric in ("AF", "M", "experts", "cells", "seconds"))
         ap = row["AP"].text() if row["AP"].values else "not run"
         name = remarks.mark(learner, _partial(config, row["AP"]))

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from par.config import ConfigError, Count, Fraction, Positive, Range, parse, read_yaml
+from par.schema import ConfigError, Count, Fraction, Positive, Range, parse, read_yaml
 from par.seeding import numpy_generator
 from par.streams.sources import Request, Source, SourceError, load_source
 from par.streams.transforms import PALETTE, rotate
@@ -118,7 +118,8 @@ class Definition:
     ``image_size``: all images are brought to this square (null: kept). ``normalise``: by each task's training images,
     by ImageNet's statistics, by ``mean`` and ``std`` (fixed), or not at all. ``orders``: lists of task names, the seed
     takes one (seed modulo their number). ``valid_copies``: validation images as they are, or expanded by four random
-    flips and crops each (``four_crops``), or that expansion cut to its first entries (``first_crops``; facts 6b).
+    flips and crops each (``four_crops``), or that expansion cut to its first entries (``first_crops``;
+    sources.md#ctrl).
     """
 
     image_size: Annotated[int, Range(8)] | None = None

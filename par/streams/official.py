@@ -233,7 +233,7 @@ def _dtd(request: Request) -> Source:
 
 
 MINIIMAGENET_PARTS = ("train", "val", "test")  # of classes, not of images: 64, 16 and 20 classes of 600 images
-MINIIMAGENET_TEST = 60  # the last so many images of a class are for testing (facts 6c)
+MINIIMAGENET_TEST = 60  # the last so many images of a class are for testing (sources.md#miniimagenet)
 
 
 def _miniimagenet_pickles(data_dir: Path) -> list[Path]:
@@ -279,7 +279,7 @@ def _miniimagenet(request: Request) -> Source:
     return Source(request.dataset, tuple(by_class), images, labels, digest.hexdigest())
 
 
-FCELEBA_USERS = 10  # the first ones, their numbers sorted as texts: 0 1 10 11 12 ... (facts 6c)
+FCELEBA_USERS = 10  # the first ones, their numbers sorted as texts: 0 1 10 11 12 ... (sources.md#mixed)
 FCELEBA_ATTRIBUTE = "Smiling"
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from par.config import ConfigError
 from par.files import write_atomically
+from par.schema import ConfigError
 from par.streams.sources import SourceError
 from par.streams.stream import Stream, Task, build_stream
 

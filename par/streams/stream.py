@@ -24,7 +24,7 @@ from par.streams.transforms import colour_background, flip_and_crop, resize
 
 SPLITS = ("train", "valid", "test")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-CROPS = 4  # random copies of a validation image in CTrL's S_long (facts 6b)
+CROPS = 4  # random copies of a validation image in CTrL's S_long (sources.md#ctrl)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _materialise(
 def _expand(
     images: np.ndarray, rows: np.ndarray, labels: np.ndarray, copies: str, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """CTrL's validation set of S_long: four random copies of each image, then the originals (facts 6b).
+    """CTrL's validation set of S_long: four random copies of each image, then the originals (sources.md#ctrl).
 
     ``first_crops`` cuts it, as PAR's loader does, to the first entries of each class, as many as there are originals:
     those are copies of the first quarter of the images.
@@ -275,7 +275,7 @@ def _statistics(definition: Definition, train: np.ndarray) -> tuple[list[float],
     """Mean and standard deviation per channel that the definition asks for.
 
     Those of the task are computed from exact histograms, so that they are equal on every machine; a constant channel
-    gets the deviation 1 (facts 6b).
+    gets the deviation 1 (sources.md#ctrl).
     """
     if definition.normalise == "fixed":
         return list(definition.mean), list(definition.std)

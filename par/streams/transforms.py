@@ -41,7 +41,7 @@ def resize(images: np.ndarray, size: int, resample: str = "bilinear") -> np.ndar
 
 
 def colour_background(images: np.ndarray, colour: str) -> np.ndarray:
-    """CTrL's coloured background: ``x + (max(x) - x) * colour / 255``, the maximum over all images (facts 6b).
+    """CTrL's coloured background: ``x + (max(x) - x) * colour / 255``, the maximum over all images (sources.md#ctrl).
 
     The channels of ``colour`` (a key of :data:`PALETTE`) become constant, the others keep the grey image.
     """
@@ -51,7 +51,7 @@ def colour_background(images: np.ndarray, colour: str) -> np.ndarray:
 
 
 def rotate(classes: Sequence[Item], by: int = 1) -> tuple[Item, ...]:
-    """Permuted labels: the class with label ``k`` becomes the one that had label ``k - by`` (S_out, facts 6b)."""
+    """Permuted labels: label ``k`` goes to the class that had label ``k - by`` (S_out, sources.md#ctrl)."""
     return tuple(classes[(label - by) % len(classes)] for label in range(len(classes)))
 
 

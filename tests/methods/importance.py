@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from par.methods.base import Method
+from par.methods.bases.method import Method
 from tests.methods import tasks
 
 SHORT = replace(tasks.RECIPE, epochs=2)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import Any
 
 import numpy as np
 import torch
 
-from par.config import Config, Expert, Network, Recipe, parse
-from par.learning.augment import Images
+from par.config import Config, ExpertSettings, NetworkSettings, Recipe
 from par.methods import load_method
-from par.methods.base import LearningTask, Method, Step
+from par.methods.bases.method import LearningTask, Method, Step
+from par.settings import resolve
+from par.training.images import Images
 
 RECIPE = Recipe(epochs=8, batch_size=8, learning_rate=0.05, weight_decay=0.001)
 CONFIG = Config(
@@ -19,8 +21,8 @@ CONFIG = Config(
     streams=(),
     seeds=(0,),
     methods={},
-    network=Network(width=8),
-    expert=Expert(cells=2, channels=4),
+    network=NetworkSettings(width=8),
+    expert=ExpertSettings(cells=2, channels=4),
 )
 
 
@@ -42,8 +44,7 @@ def task(task_id: int, **shape: Any) -> LearningTask:
 
 def learner(name: str, config: Config = CONFIG, **hyper: Any) -> Method:
     """A new learner of method ``name`` with hyper-parameters that differ from the defaults."""
-    method = load_method(name)
-    return method(config, parse(method.Hyper, hyper, f"methods.{name}"))
+    return load_method(name)(resolve(dataclasses.replace(config, methods={name: hyper}), "", name))
 
 
 def step(task_id: int, recipe: Recipe = RECIPE) -> Step:

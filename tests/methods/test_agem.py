@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from par.learning.trainer import Batch
 from par.methods.agem import project
+from par.training.trainer import Batch
 from tests.methods import tasks
 
 
@@ -76,9 +76,8 @@ def test_reference_is_the_gradient_on_the_memory(monkeypatch):
             rows = torch.arange(6)
             return tasks.task(0).train.batch(rows), tasks.task(0).train.labels[rows], torch.zeros(6, dtype=torch.int64)
 
-    learner._reference_batch = step.recipe.batch_size
     learner.current = task
-    learner.start_task(task)
+    learner.start_task(task, step)
     learner.recall = Draw()
     learner.requires_grad_(True).eval()
     rows = torch.arange(8)

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from par.cells.genotype import DARTS_V1
-from par.config import Config, Expert, Network, Recipe
-from par.learning.chain import ChainJob, PlannedTask, Run, assemble, plan_chains
-from par.learning.store import Store
+from par.config import Config, ExpertSettings, NetworkSettings, Recipe
 from par.methods import METHODS
-from par.reporting.metrics import accuracy_matrix, average_accuracy, average_forgetting
+from par.metrics import accuracy_matrix, average_accuracy, average_forgetting
+from par.settings import resolve
+from par.steps.chain_job import ChainJob, ChainTask, Learned, assemble, plan_chains
+from par.steps.store import Store
 from par.streams import Task, build_stream, load_stream
 from tests.methods.tasks import through_a_file
 
@@ -60,26 +61,25 @@ def jobs(method: str, stream: str, directory, length: int | None = None) -> list
         seeds=(0,),
         methods={method: {**SMALL.get(method, {}), "recipe": RECIPES.get(method, {})}},
         recipe=recipe,
-        predict="ends",
-        network=Network(width=8),
-        expert=Expert(cells=2, channels=4),
+        network=NetworkSettings(width=8),
+        expert=ExpertSettings(cells=2, channels=4),
     )
     tasks = load_stream(directory).tasks[:length]
-    genotype = DARTS_V1.to_json()
-    groups = [[PlannedTask(index, genotype) for index in range(start, len(tasks), 2)] for start in (0, 1)]
+    genotype, settings = DARTS_V1.to_json(), resolve(config, stream, method)
+    groups = [[ChainTask(index, genotype) for index in range(start, len(tasks), 2)] for start in (0, 1)]
     return [
-        ChainJob(method, method, stream, directory, 0, tuple(chain), (0,) * len(chain), config, torch.device("cpu"))
+        ChainJob(settings, directory, 0, tuple(chain), (0,) * len(chain), "ends", torch.device("cpu"))
         for chain in plan_chains(method, len(tasks), groups)
     ]
 
 
-def run(chains: list[ChainJob], store: Store) -> Run:
+def run(chains: list[ChainJob], store: Store) -> Learned:
     for job in chains:
         job.run(store, lambda n_images: None)
     return assemble(chains, store)
 
 
-def accuracies(chains: list[ChainJob], found: Run, tasks: Sequence[Task]) -> np.ndarray:
+def accuracies(chains: list[ChainJob], found: Learned, tasks: Sequence[Task]) -> np.ndarray:
     """The accuracy matrix of what :func:`run` found on a stream's tasks."""
     labels = [task.split("test").labels for task in tasks]
     return accuracy_matrix(found.predictions, labels, [[planned.index for planned in job.chain] for job in chains])

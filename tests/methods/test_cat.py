@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from par.config import ConfigError
-from par.learning import trainer
-from par.methods.base import LearningTask, Step
+from par.methods.bases.method import LearningTask, Step
+from par.schema import ConfigError
+from par.training import trainer
 from tests.methods.tasks import RECIPE, images, learner, step, task, through_a_file
 from tests.methods.test_hat import saturate, slow_factors, with_gradients
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from par.learning.trainer import Batch
-from par.methods.memory import Recall
+from par.methods.bases.memory import Recall
+from par.training.trainer import Batch
 from tests.methods import tasks
 
 SHORT = replace(tasks.RECIPE, epochs=1)
@@ -20,7 +20,7 @@ def test_loss_is_the_mean_over_the_joined_batch_each_image_through_its_own_head(
     for index, n_classes in enumerate((3, 2)):
         learner.learn(tasks.task(index, n_classes=n_classes), tasks.step(index, SHORT))
     task = learner.current = tasks.task(2)
-    learner.start_task(task)
+    learner.start_task(task, tasks.step(2, SHORT))
 
     def recall():
         return Recall(learner.memory, learner.tasks, task.train.augment, torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from par import seeding
-from par.learning import trainer
+from par.training import trainer
 from tests.methods import tasks
 from tests.methods.importance import SHORT, assert_same_importance, learned, mean_strength
 

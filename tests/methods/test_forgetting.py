@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from par.config import Network
-from par.learning.store import Store
-from par.reporting.metrics import average_forgetting
+from par.config import NetworkSettings
+from par.metrics import average_forgetting
+from par.steps.store import Store
 from par.streams import build_stream, load_stream
 from tests.methods.test_all_methods import accuracies, jobs, run
 
@@ -17,7 +17,7 @@ def forgetting(method: str, directory, store: Store, **changes) -> float:
     """AF of a method on a built class split; ``changes`` of the configuration."""
     stream = load_stream(directory)
     chains = [
-        dataclasses.replace(job, config=dataclasses.replace(job.config, **changes))
+        dataclasses.replace(job, settings=dataclasses.replace(job.settings, **changes))
         for job in jobs(method, stream.name, directory)
     ]
     return average_forgetting(accuracies(chains, run(chains, store), stream.tasks))
@@ -28,8 +28,8 @@ def test_on_real_cifar10_finetune_forgets_most(tmp_path, real_data):
     """One epoch a task of CIFAR10-5 on a network of 16 channels."""
     directory, store = tmp_path / "stream", Store(tmp_path / "store")
     build_stream("cifar10_5", 0, real_data, directory)
-    recipe = dataclasses.replace(jobs("finetune", "cifar10_5", directory)[0].config.recipe, epochs=1, batch_size=64)
-    changes = {"recipe": recipe, "network": Network(width=16)}
+    recipe = dataclasses.replace(jobs("finetune", "cifar10_5", directory)[0].settings.recipe, epochs=1, batch_size=64)
+    changes = {"recipe": recipe, "network": NetworkSettings(width=16)}
     found = {
         method: forgetting(method, directory, store, **changes) for method in ("finetune", "ewc", "lwf", "independent")
     }

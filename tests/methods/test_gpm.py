@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from par.config import ConfigError, Recipe
-from par.learning import trainer
+from par.config import Recipe
 from par.methods import gpm
 from par.networks.task_norm import task_norms
+from par.schema import ConfigError
+from par.training import trainer
 from tests.methods.tasks import RECIPE, learner, step, straight_and_resumed, task
 
 NETWORKS = {"alexnet": {"width": 0.06}, "resnet18_light": {"network": "resnet18_light"}}
@@ -117,7 +118,7 @@ def test_the_projected_gradient_is_that_of_a_loop():
     model = learner("gpm", width=0.06)
     model.learn(task(0), step(0, SHORT))
     model.current = task(1)
-    model.start_task(model.current)
+    model.start_task(model.current, step(1, SHORT))
     nn.ModuleList(model.modules_to_train()).requires_grad_(True)
     rows = torch.arange(16)
     train = model.current.train
@@ -191,12 +192,12 @@ def test_thresholds_grow_and_stop_below_one(monkeypatch):
 
 def test_bases_span_the_inputs_of_as_many_images_as_released():
     model, many = learner("gpm", width=0.06), task(0, per_class=50, size=32)
-    model.start_task(many)
+    model.start_task(many, step(0))
     model.eval()
     assert [len(inputs) for inputs in model._inputs(many, step(0)).values()] == [24, 100, 100, 125, 125]
     large = task(0, per_class=10, size=64)
     model = learner("gpm", width=0.06)
-    model.start_task(large)
+    model.start_task(large, step(0))
     model.eval()
     found = [len(inputs) for inputs in model._inputs(large, step(0)).values()]
     assert found == [20_184 // 61**2, 20_184 // 28**2, 30, 30, 30]

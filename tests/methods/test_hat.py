@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from par.config import ConfigError, Network, Recipe
-from par.learning import trainer
+from par.config import NetworkSettings, Recipe
 from par.methods import hat
-from par.methods.base import Step
+from par.methods.bases.method import Step
+from par.schema import ConfigError
+from par.training import trainer
 from tests.methods.tasks import CONFIG, RECIPE, learner, step, straight_and_resumed, task
 
 NETWORKS = {"alexnet": {"width": 0.06}, "resnet18_light": {"network": "resnet18_light"}}
@@ -38,9 +39,9 @@ def slow_factors(weight, source, target):
 
 def with_gradients(model, task_id: int, rows=8):
     """Begin a task and run one batch backward; returns the gradients before the hook."""
-    model._recipe, model._n_batches, model._weight_decay = RECIPE, 5, 0.0
     model.current = task(task_id)
-    model.start_task(model.current)
+    model.start_task(model.current, step(task_id, RECIPE))
+    model._n_batches, model._weight_decay = 5, 0.0
     nn.ModuleList(model.modules_to_train()).requires_grad_(True)
     model.start_epoch(0)
     model._n_seen = 16
@@ -148,7 +149,7 @@ def test_annealing():
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_saturated_masks_forget_nothing_whatever_momentum_and_decay(network):
-    model = learner("hat", dataclasses.replace(CONFIG, network=Network(width=16)), **NETWORKS[network])
+    model = learner("hat", dataclasses.replace(CONFIG, network=NetworkSettings(width=16)), **NETWORKS[network])
     model.learn(task(0), step(0, SHORT))
     saturate(model, 0)
     layers = [connection.layer for connection in model.gates.connections]
@@ -176,7 +177,7 @@ def test_embeddings_are_clamped_after_the_last_step_too():
 
 
 def test_it_learns_and_keeps_what_it_learned():
-    config = dataclasses.replace(CONFIG, network=Network(width=16))
+    config = dataclasses.replace(CONFIG, network=NetworkSettings(width=16))
     model = learner("hat", config, network="resnet18_light", s_max=50.0, sparsity=0.1)
     recipe = dataclasses.replace(RECIPE, epochs=16)
     tasks = [task(number) for number in range(2)]

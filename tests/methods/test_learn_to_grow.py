@@ -1,4 +1,4 @@
-"""Learn to Grow: the options of a layer against explicit convolutions, sizes of facts 4.12, search and freezing."""
+"""Learn to Grow: options of a layer against convolutions, sizes (sources.md#learn-to-grow), search, freezing."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def trained(**hyper):
     return method
 
 
-def test_functional_parts_have_the_facts_sizes():
+def test_functional_parts_have_the_authors_sizes():
     assert n_params(LocalModule(3, 64).functional) == 1_920
     assert n_params(LocalModule(64, 64).functional) == 37_056
 
@@ -60,8 +60,8 @@ def test_z_scores_are_those_of_batch_means():
     method = trained()
     statistics = method.tasks[0]["statistics"]
     method.grow(method.record(cases.task(1)) | {"fresh": []})
-    method._step = cases.step(1)
-    means, deviations = method._deviations(cases.task(1), 0)
+    step = cases.step(1)
+    means, deviations = method._deviations(cases.task(1), step, 0)
     images = cases.task(1).train.batch(torch.arange(24))
     with torch.no_grad():
         losses = method.parts["0"].blocks["0"](images, False)[1]
@@ -92,7 +92,7 @@ def test_a_module_is_added_where_all_modules_find_the_task_foreign(monkeypatch, 
     method = trained(threshold=4.0)
     asked = []
 
-    def deviate(task, layer):
+    def deviate(task, step, layer):
         asked.append(layer)
         return torch.ones(1), deviations[layer]
 
@@ -119,18 +119,18 @@ def test_a_task_smaller_than_a_batch_is_judged_as_the_batch_it_is():
     method, found = trained(), []
     method.grow(method.record(cases.task(1)) | {"fresh": []})
     for batch_size in (24, 256):  # the task has 24 images
-        method._step = cases.step(1, replace(cases.QUICK, batch_size=batch_size))
-        found.append(method._deviations(cases.task(1), 0)[1])
+        step = cases.step(1, replace(cases.QUICK, batch_size=batch_size))
+        found.append(method._deviations(cases.task(1), step, 0)[1])
     assert found[0] == found[1]
 
 
 def test_a_task_that_decodes_far_better_is_foreign_too():
     method = trained()
     method.grow(method.record(cases.task(1)) | {"fresh": []})
-    method._step = cases.step(1)
+    step = cases.step(1)
     for mean in (-1.0, 1.0):  # both far from any structural loss
         method.tasks[0]["statistics"]["0"] = [mean, 0.01]
-        assert method._deviations(cases.task(1), 0)[1][0] > 100
+        assert method._deviations(cases.task(1), step, 0)[1][0] > 100
 
 
 @pytest.mark.parametrize("choice", ["mean", "most_likely"])
@@ -146,11 +146,11 @@ def test_a_new_module_starts_as_its_layer_is(choice):
 def test_the_projection_phase_trains_the_new_module_and_the_head_alone():
     method = trained()
     method.grow(method.record(cases.task(1)) | {"fresh": []})
-    method.current, method._step = cases.task(1), cases.step(1)
+    method.current, step = cases.task(1), cases.step(1)
     method._expand(1, torch.ones(1))
     new = method.parts["1"].blocks["1"]
     before = {name: value.clone() for name, value in method.state_dict().items()}
-    method._project(cases.task(1), 1)
+    method._project(cases.task(1), step, 1)
     changed = {name for name, value in method.state_dict().items() if not torch.equal(value, before[name])}
     own = {f"parts.1.blocks.1.{name}" for name, _ in new.named_parameters()}
     assert own <= changed
@@ -161,7 +161,7 @@ def test_the_projection_phase_trains_the_new_module_and_the_head_alone():
 def test_structural_losses_above_steer_the_new_module_in_its_projection_phase():
     method = trained(structural_weight=1.0)
     method.grow(method.record(cases.task(1)) | {"fresh": []})
-    method.current, method._step = cases.task(1), cases.step(1)
+    method.current = cases.task(1)
     method._expand(1, torch.ones(1))
     images = cases.task(1).train.batch(torch.arange(8))
     weight = method.parts["1"].blocks["1"].functional[0].weight.requires_grad_(True)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from par.learning.losses import distillation
-from par.learning.trainer import Batch
+from par.training.losses import distillation
+from par.training.trainer import Batch
 from tests.methods import tasks
 
 SHORT = replace(tasks.RECIPE, epochs=1)
@@ -31,7 +31,7 @@ def third_task(**hyper):
     for index, n_classes in enumerate((3, 2)):
         learner.learn(tasks.task(index, n_classes=n_classes), tasks.step(index, SHORT))
     learner.current = tasks.task(2)
-    learner.start_task(learner.current)
+    learner.start_task(learner.current, tasks.step(2, SHORT))
     with torch.no_grad():
         for parameter in learner.parameters():  # a student that is not its teacher
             parameter.mul_(1.1)
@@ -41,7 +41,7 @@ def third_task(**hyper):
 
 def test_loss_is_cross_entropy_plus_the_sum_over_old_heads():
     learner, batch = third_task(weight=3.0, temperature=2.0)
-    old_trunk, old_heads = learner._teacher
+    old_trunk, old_heads = learner.teacher
     expected = functional.cross_entropy(learner.logits(batch.images, 2), batch.labels)
     for task in (0, 1):
         teacher = functional.softmax(old_heads(old_trunk(batch.images), task) / 2.0, dim=1)
@@ -55,14 +55,14 @@ def test_all_heads_are_trained_and_the_teacher_is_not():
     learner.requires_grad_(True)
     learner.loss(batch).backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in learner.heads.parameters())
-    assert all(parameter.grad is None for part in learner._teacher for parameter in part.parameters())
+    assert all(parameter.grad is None for part in learner.teacher for parameter in part.parameters())
 
 
 def test_teacher_is_never_saved_and_dropped_at_the_end():
     learner, _ = third_task()
     names = set(learner.state_dict())
     learner.end_task(learner.current, tasks.step(2))
-    assert set(learner.state_dict()) == names and learner._teacher == () and learner.n_state() == 0
+    assert set(learner.state_dict()) == names and learner.teacher == () and learner.n_state() == 0
 
 
 def test_distillation_keeps_old_outputs():

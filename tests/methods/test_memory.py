@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from par.learning.augment import Images
-from par.methods.memory import Memory, Recall, reservoir, rows_per_class
+from par.methods.bases.memory import Memory, Recall, reservoir, rows_per_class
+from par.training.images import Images
 
 
 def numbered(n: int, augment=(), first: int = 0, labels=None) -> Images:

@@ -11,9 +11,9 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from par import seeding
 from par.config import Config
-from par.learning import trainer
-from par.methods.mntdp import FRESH, SOURCE, knn_accuracy, paths
+from par.methods.bases.mntdp import FRESH, SOURCE, knn_accuracy, paths
 from par.methods.mntdp_s import PathSampler
+from par.training import trainer
 from tests.methods import modular_cases as cases
 
 PAPER = Config(preset="test", streams=(), seeds=(0,), methods={})
@@ -183,9 +183,9 @@ def test_the_sampler_starts_uniform_over_paths(connections, source_head, count):
 def test_reinforce_prefers_the_paths_with_the_smaller_loss():
     """With fresh blocks that never learn, the source's blocks are the useful ones; the weights stay as they are."""
     method, same = source_of_task_0("mntdp_s", path_learning_rate=0.1, entropy_weight=0.0)
-    method.current, method._source = same, method.tasks[0]
+    method.current = same
+    method.start_task(same, cases.step(0))
     method._generator = seeding.torch_generator("test")
-    method.start_task(same)
     method.eval()
     whole = torch.full((1, 7), SOURCE)
     assert float(method.sampler.log_probability(whole).detach().exp()) == pytest.approx(1 / 8)
@@ -198,9 +198,9 @@ def test_reinforce_prefers_the_paths_with_the_smaller_loss():
 
 def test_one_path_is_trained_after_half_of_the_epochs():
     method = cases.grown("mntdp_s", [{"path": [0] * 7, "n_classes": 3}], freeze_entropy=0.0)
-    method.current, method._source, method._freeze_epoch = cases.task(1), method.tasks[0], 2
-    method._generator = seeding.torch_generator("test")
-    method.start_task(cases.task(1))
+    method.current = cases.task(1)
+    method.start_task(cases.task(1), cases.step(1))
+    method._freeze_epoch = 2
     favour(method.sampler, (SOURCE,) * 7)  # nothing to train: sampling goes on
     assert [fixed_after_start(method, epoch) for epoch in range(4)] == [False] * 4
     method.own(1).requires_grad_(True)
@@ -214,8 +214,9 @@ def test_one_path_is_trained_after_half_of_the_epochs():
 
 def test_a_converged_path_is_fixed_at_once():
     method = cases.grown("mntdp_s", [{"path": [0] * 7, "n_classes": 3}])
-    method.current, method._source, method._freeze_epoch = cases.task(1), method.tasks[0], 9
-    method.start_task(cases.task(1))
+    method.current = cases.task(1)
+    method.start_task(cases.task(1), cases.step(1))
+    method._freeze_epoch = 9
     assert not fixed_after_start(method, 0)
     favour(method.sampler, (SOURCE,) * 3 + (FRESH,) * 4, 50.0)
     assert fixed_after_start(method, 0)

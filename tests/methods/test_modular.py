@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from par.methods.base import Method
-from par.methods.modular import Candidate, Modular
+from par.methods.bases.method import Method
+from par.methods.bases.modular import Candidate, Modular
+from par.settings import resolve
 from tests.methods import modular_cases as cases
 from tests.methods.tasks import through_a_file
 
@@ -104,7 +105,7 @@ class Constant(Modular):
 
 
 def test_the_first_of_the_best_candidates_is_kept_and_the_others_leave_nothing():
-    method = Constant(cases.CONFIG, None)
+    method = Constant(resolve(cases.CONFIG, "", "independent"))
     accuracies = {"a": 0.5, "b": 0.7, "c": 0.7, "d": 0.1}
 
     def remember(part, compute):

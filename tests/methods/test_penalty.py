@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from par.learning.trainer import Batch
-from par.methods.penalty import flatten
+from par.methods.bases.penalty import flatten
+from par.training.trainer import Batch
 from tests.methods import tasks
 
 

@@ -1,4 +1,4 @@
-"""PNN: sizes of facts 4.11, the column's equations."""
+"""PNN: sizes in sources.md#pnn, the column's equations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_sizes_for_ten_10_way_tasks():
 
 
 def column_by_hand(method, images, task_id, previous):
-    """Logits of facts 4.11, written out; ``previous`` are the stage inputs and features of earlier columns."""
+    """Logits of sources.md#pnn, written out; ``previous`` are the stage inputs and features of earlier columns."""
     column = method.parts[str(task_id)]
     state = column.trunk.pool(column.trunk.stem(images))
     for depth, stage in enumerate(column.trunk.stages):

@@ -53,8 +53,7 @@ def test_the_end_of_a_task_leaves_the_network_alone(name, hyper):
                 assert not any(module.training for module in module.modules())
             self.observed = len(before["trunk"])
 
-    template = tasks.learner(name, **hyper)
-    learner = Observed(template.config, template.hyper)
+    learner = Observed(tasks.learner(name, **hyper).settings)
     learner.learn(tasks.task(0), tasks.step(0, SHORT))
     assert learner.observed > 60
     assert not any(parameter.requires_grad for parameter in learner.parameters())

@@ -13,7 +13,7 @@ from tests.methods import modular_cases as cases
 ALL = [0, 1, 2, 3]
 
 
-def test_a_module_has_the_facts_size():
+def test_a_module_has_the_authors_size():
     assert sum(parameter.numel() for parameter in ConvModule(64, 64).parameters()) == 37_056
 
 

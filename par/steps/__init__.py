@@ -1,0 +1,1 @@
+"""Steps: chains and searches as jobs, the workers that run them, and the store that keeps what is finished."""

@@ -1,0 +1,84 @@
+"""The architecture search of one task, as a job that fills the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from par.cells.search import search_cell
+from par.config import LearnerSettings
+from par.schema import to_plain
+from par.steps.code_digest import PLUMBING, code_digest
+from par.steps.store import Store, entry_key
+from par.streams import load_stream
+from par.training.images import Images
+
+
+@dataclass(frozen=True)
+class SearchJob:
+    """Search a cell for one task (a :class:`par.steps.workers.Job`); ``directory`` is the built stream of ``seed``.
+
+    The store's entry holds ``genotype`` (JSON of :mod:`par.cells.genotype`), ``history`` (rows) and ``seconds``.
+    """
+
+    settings: LearnerSettings
+    directory: Path
+    seed: int
+    task: int
+    n_train: int
+    device: torch.device
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.settings.search.update} search seed {self.seed} task {self.task}"
+
+    def cost(self) -> int:
+        """See :class:`par.steps.workers.Job`; half of the images train, the other half only predict."""
+        trains = self.settings.search.update in ("mdl", "advantage")
+        return self.settings.search.epochs * (self.n_train // 2) if trains else 0
+
+    @property
+    def key(self) -> str:
+        """Store key: what the genotype depends on."""
+        settings, recipe = self.settings, self.settings.recipe
+        content = {
+            "search": to_plain(settings.search),
+            "expert": to_plain(settings.expert),
+            "recipe": {name: getattr(recipe, name) for name in ("batch_size", "momentum", "weight_decay")},
+            "task": load_stream(self.directory).tasks[self.task].digest,
+            "seed": self.seed,
+            "device": self.device.type,
+            "torch": torch.__version__,
+            "code": code_digest([__name__], PLUMBING),
+        }
+        return entry_key(content)
+
+    def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
+        """See :class:`par.steps.workers.Job`."""
+        _, is_new = store.get_or_compute(self.key, lambda: self._search(progress))
+        if not is_new:
+            progress(self.cost())
+        return int(is_new), int(not is_new)
+
+    def _search(self, progress: Callable[[int], None]) -> dict[str, Any]:
+        started = time.perf_counter()
+        task = load_stream(self.directory).tasks[self.task]
+        part = task.split("train")
+        train = Images(part.images, part.labels, task.mean, task.std, task.augment, self.device)
+        result = search_cell(
+            train,
+            task.n_classes,
+            self.settings.expert,
+            self.settings.search,
+            self.settings.recipe,
+            f"{self.seed}/{task.digest}",
+            progress,
+        )
+        seconds = time.perf_counter() - started
+        return {"genotype": result.genotype.to_json(), "history": result.history, "seconds": seconds}

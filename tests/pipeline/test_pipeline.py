@@ -1,0 +1,198 @@
+"""The stages as a user meets them: crashes, mistakes in the input, DVC's caching and sweeps."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from par.files import read_json
+from tests.project import DIGITS, PARAMS, STAGES, environment, make_project, run, run_stage
+
+REPORT = "reports/tiny"
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory) -> Path:
+    """A project in which everything before training is done."""
+    folder = make_project(tmp_path_factory.mktemp("project"))
+    for stage in STAGES[:5]:
+        run_stage(folder, stage)
+    return folder
+
+
+def contents(folder: Path, *names: str) -> dict[str, bytes]:
+    """Bytes of the files called ``names`` below ``folder``."""
+    return {str(path.relative_to(folder)): path.read_bytes() for name in names for path in sorted(folder.rglob(name))}
+
+
+@pytest.mark.slow
+def test_killed_training_goes_on_from_the_store_with_the_same_bytes(routed, tmp_path):
+    straight, killed = (shutil.copytree(routed, tmp_path / name) for name in ("straight", "killed"))
+    for folder in (straight, killed):
+        (folder / "params.yaml").write_text(PARAMS.replace("epochs: 2\n  batch", "epochs: 12\n  batch"))
+    run_stage(straight, "train")
+
+    command = [sys.executable, "-m", "pipeline.train", "--stream", "tiny"]
+    stage = subprocess.Popen(command, cwd=killed, env=environment(killed), stderr=subprocess.DEVNULL)
+    before = len(list((killed / ".par/store").glob("??/*.pt")))
+    while len(list((killed / ".par/store").glob("??/*.pt"))) < before + 3:
+        assert stage.poll() is None, "the stage ended before it could be killed"
+        time.sleep(0.02)
+    stage.send_signal(signal.SIGKILL)
+    stage.wait()
+    assert not (killed / "runs/tiny").exists(), "a killed stage leaves no half-written output"
+    done = run_stage(killed, "train")
+    reused = int(done.stdout.split("from the store: ")[1].split()[0])
+    assert 1 <= reused < 9
+    names = ("predictions.npz", "model.pt")
+    assert contents(straight / "runs", *names) == contents(killed / "runs", *names) != {}
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_stage_and_its_workers(routed, tmp_path):
+    folder = shutil.copytree(routed, tmp_path / "project")
+    (folder / "params.yaml").write_text(
+        PARAMS.replace("workers: 1", "workers: 2").replace("epochs: 2\n  b", "epochs: 500\n  b")
+    )
+    command = [sys.executable, "-m", "pipeline.train", "--stream", "tiny"]
+    stage = subprocess.Popen(command, cwd=folder, env=environment(folder), stderr=subprocess.PIPE, text=True)
+    children: set[int] = set()
+    while len(children) < 3:  # two workers and multiprocessing's resource tracker
+        assert stage.poll() is None, stage.stderr.read()
+        time.sleep(0.1)
+        listed = Path(f"/proc/{stage.pid}/task/{stage.pid}/children").read_text()
+        children = {int(number) for number in listed.split()}
+    stage.terminate()
+    assert stage.wait(timeout=30) == 128 + signal.SIGTERM
+    for _ in range(100):
+        if not any(Path(f"/proc/{child}").exists() for child in children):
+            break
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{child}").exists() for child in children), "a worker outlived its stage"
+
+
+def write_image(path: Path, content: bytes | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if content is not None:
+        path.write_bytes(content)
+    else:
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
+
+
+def corrupt_png(folder: Path) -> None:
+    for split in ("train", "test"):
+        write_image(folder / f"data/sources/mine/{split}/a/0.png", b"no image" if split == "test" else None)
+
+
+def empty_class(folder: Path) -> None:
+    for split in ("train", "test"):
+        write_image(folder / f"data/sources/mine/{split}/a/0.png")
+    (folder / "data/sources/mine/train/b").mkdir()
+    write_image(folder / "data/sources/mine/test/b/0.png")
+
+
+def truncated_zip(folder: Path) -> None:
+    (folder / "data/sources").mkdir(parents=True)
+    (folder / "data/sources/mine.zip").write_bytes(b"PK\x03\x04 and nothing more")
+
+
+def small_folder(folder: Path) -> None:
+    for split in ("train", "test"):
+        write_image(folder / f"data/sources/mine/{split}/a/0.png")
+
+
+MINE = "image_size: 8\ntasks:\n  - {source: mine, train: 4, valid: 2}\n"
+MISTAKES = {
+    "unknown stream": (None, DIGITS, PARAMS.replace("- tiny", "- tinny"), ["'tinny'", "unknown"]),
+    "unknown method": (None, DIGITS, PARAMS.replace("finetune:", "finetun:"), ["'finetun'", "unknown", "finetune"]),
+    "alpha is a word": (None, DIGITS, PARAMS.replace("alpha: 0.5", "alpha: high"), ["alpha", "'high'", "number"]),
+    "no such class": (None, DIGITS.replace("n_classes: 4", "classes: [x]"), PARAMS, ["'x'", "digits"]),
+    "empty class": (empty_class, MINE, PARAMS, ["b", "mine"]),
+    "truncated zip": (truncated_zip, MINE, PARAMS, ["mine.zip"]),
+    "corrupt image": (corrupt_png, MINE, PARAMS, ["0.png"]),
+    "no data": (None, MINE, PARAMS, ["mine", "data/sources"]),
+    "too few images": (small_folder, MINE, PARAMS, ["4", "0", "'a'"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, mistake):
+    prepare, definition, params, words = MISTAKES[mistake]
+    folder = make_project(tmp_path, definition, params)
+    if prepare is not None:
+        prepare(folder)
+    failed = run_stage(folder, "stream", check=False)
+    assert failed.returncode == 1
+    sentences = [line for line in failed.stderr.splitlines() if line.startswith("stream tiny: ")]
+    assert len(sentences) == 1 and "Traceback" not in failed.stderr, failed.stderr
+    for word in words:
+        assert word in sentences[0]
+    left = folder / "data/streams"
+    assert not left.exists() or not list(left.iterdir())
+
+
+@pytest.mark.slow
+def test_missing_weights_are_one_sentence(routed, tmp_path):
+    folder = shutil.copytree(routed, tmp_path / "project")
+    shutil.rmtree(folder / "data/features")
+    (folder / "params.yaml").write_text(PARAMS.replace("weights: null", "weights: nowhere.pth"))
+    failed = run_stage(folder, "extract", check=False)
+    assert failed.returncode == 1 and "Traceback" not in failed.stderr
+    assert "extract tiny: extractor.weights" in failed.stderr and "nowhere.pth" in failed.stderr
+    assert not (folder / "data/features").exists()
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory) -> Path:
+    """A git repository in which `dvc repro` has run."""
+    folder = make_project(tmp_path_factory.mktemp("dvc"))
+    repository = Path(__file__).resolve().parents[2]
+    for name in (".gitignore", ".dvcignore"):
+        shutil.copy(repository / name, folder)
+    run(folder, "git", "init", "-q")
+    run(folder, "git", "config", "user.email", "test@example.com")
+    run(folder, "git", "config", "user.name", "test")
+    run(folder, "dvc", "init", "-q")
+    run(folder, "git", "add", "-A")
+    run(folder, "git", "commit", "-qm", "code")
+    run(folder, "dvc", "repro")
+    run(folder, "git", "add", "-A")
+    run(folder, "git", "commit", "-qm", "run")
+    return folder
+
+
+def journals(folder: Path) -> set[str]:
+    return {path.name for path in (folder / ".mlflow/journal").iterdir()}
+
+
+@pytest.mark.slow
+def test_a_second_repro_does_nothing(reproduced):
+    before = journals(reproduced)
+    done = run(reproduced, "dvc", "repro")
+    assert "up to date" in done.stdout and "Running stage" not in done.stdout
+    assert journals(reproduced) == before, "no stage started, not even to find that it has nothing to do"
+
+
+@pytest.mark.slow
+def test_thresholds_that_decide_alike_train_nothing_and_others_only_what_changed(reproduced):
+    decisions = read_json(reproduced / "plans/tiny/par.json")["seeds"]["0"]["tasks"]
+    assert [decision["decision"] for decision in decisions] == ["search", "search", "join"]
+
+    same = run(reproduced, "dvc", "exp", "run", "-S", "alpha=0.4")
+    ran = {line.split("'")[1] for line in same.stdout.splitlines() if line.startswith("Running stage")}
+    assert ran == {"route@tiny", "tables"}
+
+    never = run(reproduced, "dvc", "exp", "run", "-S", "alpha=-inf", "-S", "beta=-inf")
+    ran = {line.split("'")[1] for line in never.stdout.splitlines() if line.startswith("Running stage")}
+    assert ran == {"route@tiny", "search@tiny", "train@tiny", "evaluate@tiny", "tables"}
+    counts = [line for line in never.stdout.splitlines() if line.startswith("steps computed")]
+    assert counts == ["steps computed: 1, from the store: 2", "steps computed: 1, from the store: 8"]

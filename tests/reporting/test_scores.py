@@ -1,0 +1,111 @@
+"""Scores, their verdicts, and the metrics that DVC reads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from par.reporting.published import Value, load_published
+from par.reporting.scores import Score, dvc_metrics, headline, stream_scores
+from tests.reporting.cases import demo_config, result
+
+
+@pytest.fixture(scope="module")
+def published():
+    return load_published()
+
+
+def a_score(values, printed, metric="AP") -> Score:
+    value = None if printed is None else Value("ctrl", "par", "ctrl_minus", metric, printed, (), False)
+    return Score("ctrl_minus", "par", metric, values, None, value)
+
+
+@pytest.mark.parametrize(
+    "values, printed, verdict",
+    [
+        ((0.70, 0.72), 0.71, "reproduced"),
+        ((0.72,), 0.71, "reproduced"),  # exactly one point
+        ((0.721,), 0.71, "above"),
+        ((0.699,), 0.71, "below"),
+        ((0.60, 0.70), 0.78, "reproduced"),  # 2 std are 14 points
+        ((0.60, 0.61), 0.78, "below"),
+        ((), 0.71, "not run"),
+        ((0.71,), None, ""),
+    ],
+)
+def test_verdict(values, printed, verdict):
+    assert a_score(values, printed).verdict == verdict
+
+
+def test_only_accuracies_are_judged():
+    score = a_score((1.401,), 1.4, "M")
+    assert score.verdict == "" and score.difference == pytest.approx(0.001)
+
+
+def test_score_as_text():
+    assert a_score((0.70, 0.72), None).text() == "0.710 ± 0.014"
+    assert a_score((0.7064,), None).text() == "0.706"
+    assert a_score((), None).text() == "-"
+    assert a_score((-0.0004,), None, "AF").text() == "0.000"
+    assert a_score((1234.6, 1234.6), None, "seconds").text() == "1,235"
+
+
+def test_scores_average_seeds_and_intervals(published):
+    config = demo_config()
+    content = result("cifar100_10")
+    score = stream_scores(config, "cifar100_10", content, published)["par"]["AP"]
+    entries = content["learners"]["par"].values()
+    assert score.mean == pytest.approx(np.mean([entry["ap"] for entry in entries]))
+    assert score.std == pytest.approx(np.std([entry["ap"] for entry in entries], ddof=1))
+    assert score.interval[0] == pytest.approx(np.mean([entry["ap_interval"][0] for entry in entries]))
+    assert score.published.value == 0.853
+
+
+def test_other_images_get_the_papers_value_but_no_verdict(published):
+    score = stream_scores(demo_config(), "demo_minus", result("demo_minus"), published)["par"]["AP"]
+    assert score.published.value == 0.706 and score.published.stream == "ctrl_minus" and score.values
+    assert not score.comparable and score.difference is None and score.verdict == ""
+
+
+@pytest.mark.parametrize(("block", "judged"), [({}, True), ({"network": "resnet18_light"}, False)])
+def test_a_value_of_another_network_gets_no_verdict(published, block, judged):
+    """GPM's published values are an AlexNet's."""
+    config = dataclasses.replace(demo_config(), methods={"gpm": block})
+    learners = {"gpm": result("cifar100_10")["learners"]["finetune"]}
+    score = stream_scores(config, "cifar100_10", {"learners": learners}, published)["gpm"]["AP"]
+    assert score.published.value == 0.725 and score.published.backbone == "AlexNet"
+    assert (score.difference is not None) == (score.verdict != "") == judged
+
+
+def scores_of(published) -> dict:
+    contents = {"demo_minus": result("demo_minus"), "cifar100_10": result("cifar100_10"), "mixed": {}}
+    return {name: stream_scores(demo_config(), name, content, published) for name, content in contents.items()}
+
+
+def test_headline_numbers_are_named_for_mlflows_charts(published):
+    scores = scores_of(published)
+    numbers = headline(["finetune", "ewc", "par"], scores)
+    kinds = ("AP", "AF", "params_M", "hours")
+    ran = {f"{kind}/{s}.{m}" for kind in kinds for s in ("demo_minus", "cifar100_10") for m in ("finetune", "par")}
+    assert set(numbers) == ran | {"AP.par", "gap/cifar100_10.finetune", "gap/cifar100_10.par"}
+    assert next(iter(numbers)) == "AP.par", "MLflow draws the first one when runs are compared"
+    of_par = [numbers[f"AP/{stream}.par"] for stream in ("demo_minus", "cifar100_10")]
+    assert numbers["AP.par"] == pytest.approx(sum(of_par) / 2)
+    assert numbers["params_M/cifar100_10.par"] == pytest.approx(1.2141) and numbers["hours/cifar100_10.par"] == 1.0
+    assert numbers["gap/cifar100_10.par"] == pytest.approx(numbers["AP/cifar100_10.par"] - 0.853)
+
+
+def test_dvc_metrics_are_few(published):
+    scores = scores_of(published)
+    metrics = dvc_metrics(["finetune", "ewc", "par"], scores)
+    assert set(metrics) == {"mean_AP", "par"} and set(metrics["mean_AP"]) == {"finetune", "par"}
+    means = [scores[stream]["par"]["AP"].mean for stream in ("demo_minus", "cifar100_10")]
+    assert metrics["mean_AP"]["par"] == round(np.mean(means), 4)
+    assert set(metrics["par"]) == {"demo_minus", "cifar100_10"}
+    assert metrics["par"]["cifar100_10"] == {
+        "AP": round(means[1], 4),
+        "AF": round(scores["cifar100_10"]["par"]["AF"].mean, 4),
+        "M": 1.2141,
+    }
