@@ -28,6 +28,7 @@ class FaultServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.fault, self.seconds = fault, seconds
         self.runs: dict[str, dict[str, Any]] = {}
+        self.is_asked = threading.Event()
         self.over = threading.Event()
 
     def handle_error(self, *arguments: object) -> None:
@@ -49,6 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def answer(self) -> None:
+        self.server.is_asked.set()
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault, path = self.server.fault, urlsplit(self.path).path
         if fault == "mute" or (fault == "hanging uploads" and "mlflow-artifacts" in path):

@@ -153,7 +153,8 @@ def is_running(process: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tell a process that its parent has died")
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_publishing_process_ends_with_its_stage(tmp_path, monkeypatch, signal_number):
+@pytest.mark.parametrize("moment", ["when it begins", "while it waits for the server"])
+def test_publishing_process_ends_with_its_stage(tmp_path, monkeypatch, signal_number, moment):
     make_checkout(tmp_path, monkeypatch)
     with fault_server("mute") as server:
         process = start_stage("pass", MLFLOW_TRACKING_URI=f"http://{server.place}")
@@ -162,6 +163,7 @@ def test_publishing_process_ends_with_its_stage(tmp_path, monkeypatch, signal_nu
         while not (found := [int(child) for child in children.read_text().split()]):
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        assert moment == "when it begins" or server.is_asked.wait(60)
         process.send_signal(signal_number)
         process.communicate(timeout=10)
         time.sleep(2)
