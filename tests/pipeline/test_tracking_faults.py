@@ -142,6 +142,19 @@ def test_sync_says_in_one_sentence_that_params_yaml_is_unusable(checkout, monkey
     assert code == 1 and len(output.splitlines()) == 1 and "params.yaml" in output
 
 
+def publishers(process: int) -> list[int]:
+    """The publishing processes that a process has started; git is another child of a stage."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(child) for child in children if "pipeline.publisher" in command_line(child)]
+
+
+def command_line(process: str) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except FileNotFoundError:
+        return ""
+
+
 def is_running(process: int) -> bool:
     """Whether a process is there and no zombie, which a container without an init leaves for ever."""
     try:
@@ -158,9 +171,8 @@ def test_publishing_process_ends_with_its_stage(tmp_path, monkeypatch, signal_nu
     make_checkout(tmp_path, monkeypatch)
     with fault_server("mute") as server:
         process = start_stage("pass", MLFLOW_TRACKING_URI=f"http://{server.place}")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         deadline = time.monotonic() + 60
-        while not (found := [int(child) for child in children.read_text().split()]):
+        while not (found := publishers(process.pid)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert moment == "when it begins" or server.is_asked.wait(60)
