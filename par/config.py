@@ -326,7 +326,11 @@ def check(config: Config) -> None:
     """
     for name, block in config.methods.items():
         _check_method_block(name, block)
-    check_names("ablation.streams", config.ablation.streams, config.streams)
+    for name in config.ablation.streams:
+        if name not in config.streams:
+            raise ConfigError(
+                f"ablation.streams: {name!r} is not run, as streams does not list it; add it there or remove it here."
+            )
     if not config.seeds or len(set(config.seeds)) != len(config.seeds):
         raise ConfigError(f"seeds = {list(config.seeds)} is not allowed; give one or more different whole numbers.")
     if config.expert.channels % 2:

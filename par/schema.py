@@ -126,6 +126,8 @@ def to_plain(value: Any) -> Any:
 def convert(hint: Any, value: Any, where: str) -> Any:
     """``value`` as the type ``hint``, or a ConfigError that names ``where``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
     if origin is Annotated:
         converted = convert(arguments[0], value, where)
         if converted not in arguments[1]:
@@ -154,6 +156,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     if hint in (int, bool, str) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
+    if hint is str and not isinstance(value, (Mapping, list, types.NoneType)):
+        raise ConfigError(f"{where} = {value} is no text to YAML; put it in quotes.")
     raise ConfigError(f"{where} = {value!r} has the wrong type; allowed is {_describe(hint)}.")
 
 

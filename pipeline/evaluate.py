@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from par.config import Config
 from par.files import read_json, write_json
-from par.metrics import evaluate_learner
+from par.metrics import chance_level, evaluate_learner
 from par.streams import load_stream
 from pipeline.stage import RESULTS, RUNS, STREAMS, run_stage
 from pipeline.tracking import Run
@@ -29,8 +29,15 @@ def main(config: Config, stream: str, run: Run) -> None:
         run.metrics({f"AP/{learner}": entry["ap"], f"AF/{learner}": entry["af"]}, step=seed)
     tasks = {
         str(seed): [
-            {"name": task.name, "source": task.source, "n_classes": task.n_classes, "counts": task.counts}
-            for task in built.tasks
+            {
+                "name": task.name,
+                "source": task.source,
+                "n_classes": task.n_classes,
+                "class_names": task.class_names,
+                "chance": chance_level(of_task),
+                "counts": task.counts,
+            }
+            for task, of_task in zip(built.tasks, labels[seed], strict=True)
         ]
         for seed, built in streams.items()
     }

@@ -32,8 +32,10 @@ from par.reporting.style import (
     styled,
 )
 from par.reporting.tables import decision_words
+from par.text import one_line
 
 MAX_NUMBERED = 10  # tasks up to which small heat maps hold numbers
+NAME_WIDTH = 32  # letters of a task's name
 MAX_LABELLED = 20  # tasks up to which cells hold numbers and every task its name
 DECISIONS = {  # words, colour, marker
     "search": ("search a cell", ORANGE, "s"),
@@ -85,7 +87,7 @@ def distance_heatmap(
     bar = figure.colorbar(image, cax=bar_axes, extend="min" if np.nanmin(shown, initial=0) < 0 else "neither")
     bar.outline.set_linewidth(0)
     bar.set_ticks([0, 0.25, 0.5, 0.75, 1])
-    bar.set_label("distance $s_{ij}$ (small: related)", labelpad=4)
+    bar.set_label("distance $s_{ij}$ (small: related)", labelpad=4, parse_math=True)
     apart = beta - alpha > 0.06  # else the two labels would overlap
     for symbol, value, side in (("α", alpha, "top"), ("β", beta, "bottom")):
         for colour, width in (("white", 2.4), (BLACK, 1.0)):
@@ -182,7 +184,7 @@ def task_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figure:
     axes.set_xlim(-0.6, n_tasks - 0.4)
     axes.set_ylim(n_groups - 0.4, -0.6)
     if labelled:
-        names = [f"{task}  {decision['name']}" for task, decision in enumerate(decisions)]
+        names = _numbered([decision["name"] for decision in decisions])
         axes.set_xticks(range(n_tasks), names, rotation=40, ha="right", rotation_mode="anchor")
         axes.set_yticks(range(n_groups), [f"group {group}" for group in range(n_groups)])
     else:
@@ -373,7 +375,7 @@ def coloured_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figur
                 axes.add_patch(
                     FancyBboxPatch((column + 0.03, row + 0.08), 0.94, 0.84, fc=fill, ec=edge, linewidth=1.2, **shape)
                 )
-            words = textwrap.fill(name, 17)
+            words = textwrap.fill(one_line(name, 34), 17)
             axes.text(column + 0.5, row + 0.5, words, ha="center", va="center", fontsize=7, linespacing=0.95)
     axes.set_xlim(0, columns)
     axes.set_ylim(len(rows), 0)
@@ -398,13 +400,17 @@ def _task_ticks(axes: Any, names: Sequence[str], max_labelled: int = MAX_LABELLE
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     if n_tasks <= max_labelled:
-        axes.set_xticks(range(n_tasks), [f"{task}  {name}" for task, name in enumerate(names)], rotation=40, ha="right",
-                        rotation_mode="anchor")  # fmt: skip
-        axes.set_yticks(range(n_tasks), [f"{task}  {name}" for task, name in enumerate(names)])
+        axes.set_xticks(range(n_tasks), _numbered(names), rotation=40, ha="right", rotation_mode="anchor")
+        axes.set_yticks(range(n_tasks), _numbered(names))
     else:
         step = 5 if n_tasks <= 50 else 10
         axes.set_xticks(range(0, n_tasks, step))
         axes.set_yticks(range(0, n_tasks, step))
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Number and name of every task, short enough for an axis."""
+    return [f"{task}  {one_line(name, NAME_WIDTH)}" for task, name in enumerate(names)]
 
 
 def _write_numbers(axes: Any, values: np.ndarray, image: Any, size: float = 7) -> None:

@@ -154,6 +154,17 @@ def _backbone(config: Config, stream: str, learner: str) -> str | None:
     return load_method(settings.method).backbone(settings.hyper)
 
 
+def chance(stream: str, result: Mapping[str, Any]) -> Score:
+    """The chance level of AP: the mean over tasks of the share of the largest test class, a value per seed.
+
+    Args:
+        result: the content of ``results/<stream>.json``; an empty mapping when the stream was not run.
+    """
+    by_seed = result.get("tasks", {})
+    values = (statistics.fmean(task["chance"] for task in by_seed[seed]) for seed in sorted(by_seed, key=int))
+    return Score(stream, "chance", "AP", tuple(values), None, None)
+
+
 def headline(methods: Sequence[str], scores: Mapping[str, Scores]) -> dict[str, float]:
     """Means over seeds of every method that was run, named for MLflow's charts: ``AP/<stream>.<method>``, and so on.
 

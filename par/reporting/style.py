@@ -33,6 +33,7 @@ STYLE = {
     "ytick.major.width": 0.6,
     "legend.frameon": False,
     "svg.hashsalt": "par",
+    "text.parse_math": False,  # a dollar in the name of a task is a dollar
     "savefig.dpi": 150,
 }
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"

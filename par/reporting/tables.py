@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -12,6 +12,8 @@ from par.config import PAR, Config
 from par.reporting.provenance import DEMO
 from par.reporting.published import Published
 from par.reporting.scores import JUDGED, Score, Scores, score
+from par.streams.findings import Finding
+from par.text import listing, one_line
 
 FORMULAS = (
     "$r_{ij}$: accuracy on the test set of task $j$ after learning task $i$; $T$: number of tasks.",
@@ -41,13 +43,35 @@ TABLE_METRICS = {  # the paper's tables and which metrics they have, ours in the
 }
 SUPPLEMENTARY_METRICS = ("AP", "AF", "M")
 TEX_LINES, TEX_COLUMNS = 40, 5  # a LaTeX table of more lines and at most so many columns is tall and narrow
+CHANCE = (
+    "Chance: the share of the largest class among a task's test images, averaged over the tasks; AP of a learner that "
+    "always answers the most frequent class."
+)
+NAME_WIDTH = 60  # letters of a name
+MAX_FINDINGS = 40  # rows
+MAX_NAMES = 30  # classes of a task
+# What texts of the report may hold beside words: a literal character, a formula, code.
+SPECIAL = r"[!#$%&*<>@\[\\\]^_`{}~]"
+MARKUP = re.compile(rf"\\({SPECIAL})|\$([^$]+)\$|`([^`]+)`")
+TEX_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    **{character: "\\" + character for character in "&%#_{}$"},
+}
 TEX_HEIGHT = 0.6  # of the page's text for a LaTeX table; the rest is for its caption and up to 20 lines of notes
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts, each of one or more lines. ``name`` is its file name; ``notes`` go below it and may hold
-    ``$formulas$``."""
+    """A table of texts, each of one or more lines. ``name`` is its file name; ``notes`` go below it.
+
+    Cells and notes may hold ``$formulas$``, `` `code` `` and names that went through :func:`literal`.
+    """
 
     name: str
     title: str
@@ -97,15 +121,78 @@ class Table:
         return "\n".join([*lines, r"\end{table*}"]) + "\n"
 
 
+def literal(text: str, width: int | None = NAME_WIDTH) -> str:
+    """What people wrote, a name or a path, as a text of the report: none of it is markup, and too long ones are cut."""
+    return re.sub(SPECIAL, r"\\\g<0>", one_line(text, width))
+
+
 def latex_text(text: str) -> str:
     """``text`` with LaTeX's special characters escaped and minus signs as such, formulas between dollars left alone."""
-    escapes = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-    escapes |= {character: "\\" + character for character in "&%#_{}"}
-    parts = text.split("$")
-    for position in range(0, len(parts), 2):
-        parts[position] = re.sub(r"[\\~^±&%#_{}]", lambda match: escapes[match.group()], parts[position])
-        parts[position] = re.sub(r"(?<![\w.\]])-(?=\d)", "$-$", parts[position])
-    return "$".join(parts)
+
+    def escaped(words: str) -> str:
+        words = "".join(TEX_ESCAPES.get(letter, letter) for letter in words)
+        return re.sub(r"(?<![\w.\]}])-(?=\d)", "$-$", words)
+
+    parts, end = [], 0
+    for found in MARKUP.finditer(text):
+        parts.append(escaped(text[end : found.start()]))
+        parts.append(found[0] if found[2] else escaped(found[1] or found[0]))
+        end = found.end()
+    return "".join([*parts, escaped(text[end:])])
+
+
+def with_chance(table: Table, cells: Mapping[str, Score]) -> Table:
+    """The table with a last row of chance levels.
+
+    Args:
+        cells: column -> :func:`par.reporting.scores.chance` of its stream; those of streams that were not run say "-".
+    """
+    row = ("Chance", *(cells[column].text() if column in cells else "-" for column in table.columns[1:]))
+    if not any(score.values for score in cells.values()):
+        return table
+    return replace(table, rows=(*table.rows, row), notes=(*table.notes, CHANCE))
+
+
+def tasks_table(stream: str, seed: str, tasks: Sequence[Mapping[str, Any]]) -> Table:
+    """The tasks of one seed with their classes, images and chance levels.
+
+    Args:
+        tasks: ``results/<stream>.json``["tasks"][seed].
+    """
+    columns = ("Task", "Name", "Source", "Classes", "Train / valid / test", "Chance")
+    rows = tuple(
+        (
+            str(index),
+            literal(task["name"]),
+            literal(task["source"]),
+            f"{task['n_classes']}: {literal(listing(task['class_names'], MAX_NAMES), None)}",
+            " / ".join(f"{task['counts'][split]:,}" for split in ("train", "valid", "test")),
+            f"{task['chance']:.3f}",
+        )
+        for index, task in enumerate(tasks)
+    )
+    return Table(f"{stream}_tasks_{seed}", f"Tasks of {stream}, seed {seed}", columns, rows, 4)
+
+
+def findings_table(stream: str, by_seed: Mapping[str, Sequence[Finding]]) -> Table | None:
+    """What was left aside and found in the data of a stream; None where nothing was."""
+    seeds_of: dict[Finding, list[str]] = {}
+    for seed in sorted(by_seed, key=int):
+        for finding in by_seed[seed]:
+            seeds_of.setdefault(finding, []).append(seed)
+    if not seeds_of:
+        return None
+    rows = []
+    for finding, seeds in list(seeds_of.items())[:MAX_FINDINGS]:
+        example = f" (such as {literal(finding.example, None)})" if finding.example else ""
+        details = literal(finding.what, None) + example
+        of_seeds = "all" if len(seeds) == len(by_seed) else ", ".join(seeds)
+        rows.append((finding.kind, literal(finding.where, None), of_seeds, details, f"{finding.count:,}"))
+    further = len(seeds_of) - len(rows)
+    notes = (f"{further:,} more are in the stream.json of this stream.",) if further else ()
+    columns = ("What", "Where", "Seeds", "Details", "Count")
+    return Table(f"{stream}_findings", f"What was left aside and found in the data of {stream}", columns, tuple(rows),
+                 4, notes)  # fmt: skip
 
 
 class Remarks:
@@ -305,7 +392,7 @@ def plan_table(stream: str, seed: str, decisions: Sequence[Mapping[str, Any]]) -
     rows = tuple(
         (
             str(decision["task"]),
-            decision["name"],
+            literal(decision["name"]),
             "-" if decision["nearest_group"] is None else str(decision["nearest_group"]),
             "-" if decision["distance"] is None else f"{decision['distance']:.3f}",
             decision_words(decision),

@@ -27,11 +27,22 @@ class SourceError(ValueError):
 
 
 @dataclass(frozen=True)
+class LeftAside:
+    """Files of a data set that were not read for one ``reason``: how many, and the path of one of them."""
+
+    reason: str
+    count: int
+    example: str
+
+
+@dataclass(frozen=True)
 class Source:
     """A data set in memory.
 
     ``images[split]`` is uint8 ``[n, H, W, 3]``, ``labels[split]`` int64 ``[n]`` into ``classes``; the splits are
-    ``train`` and ``test``. ``digest`` is the SHA-256 of the files it was read from.
+    ``train`` and ``test``, and ``valid`` where the data set brings its own validation images. ``digest`` is the
+    SHA-256 of the files it was read from. ``left_aside`` counts the files that were not read; ``notes`` are sentences
+    about what had to be interpreted.
     """
 
     name: str
@@ -39,6 +50,8 @@ class Source:
     images: Mapping[str, np.ndarray]
     labels: Mapping[str, np.ndarray]
     digest: str
+    left_aside: tuple[LeftAside, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def rows(self, split: str, label: int) -> np.ndarray:
         """Positions of a class in a split, in the data set's own order (int64 ``[n]``)."""
@@ -49,7 +62,8 @@ class Source:
 class Request:
     """What is asked for: a data set, the folder or zip that holds it, and how to treat images of unlike sizes.
 
-    ``size``: images are resized to so many pixels as they are read (None: kept, and all must have one size).
+    ``size``: images are resized to so many pixels as they are read (None: kept, and all must have one size). ``own``:
+    the user has named the file, so no embedded data set is meant.
     """
 
     dataset: str
@@ -57,6 +71,7 @@ class Request:
     data_dir: Path
     size: int | None = None
     resample: str = "bilinear"
+    own: bool = False
 
 
 def walk(place: Path, wanted: Iterable[str]) -> Iterable[tuple[str, bytes]]:

@@ -2,7 +2,7 @@
 
 A data set is looked for in this order, and one :class:`SourceError` names all of it when nothing is found:
 
-1. inside an installed package (the embedded data sets: no download),
+1. inside an installed package (the embedded data sets: no download), unless the stream names a ``file``,
 2. an image folder or zip ``<data_dir>/<file>[.zip]`` laid out ``<split>/<class>/<image>``,
 3. the official archive, or torchvision's own layout, in ``<data_dir>``,
 4. torchvision's checksummed download into ``<data_dir>``.
@@ -30,7 +30,9 @@ def load_source(request: Request) -> Source:
     Raises:
         SourceError: it is nowhere to be found, damaged, or its images do not fit together.
     """
-    return _embedded(request.dataset) if request.dataset in EMBEDDED else _from_disk(request)
+    if request.dataset in EMBEDDED and not request.own:
+        return _embedded(request.dataset)
+    return _from_disk(request)
 
 
 @functools.cache
