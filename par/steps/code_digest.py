@@ -29,6 +29,7 @@ PLUMBING = (
     "par.steps.workers",
     "par.streams",
     "pipeline",
+    "pipeline.address",
     "pipeline.journal",
     "pipeline.stage",
     "pipeline.sync",
