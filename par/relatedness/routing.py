@@ -50,6 +50,7 @@ def route(
         cell_from = task if choice.group is None else decisions[groups[choice.group][0]].cell_from
         head_only, reason = False, choice.reason
         if choice.decision == "join":
+            assert choice.group is not None
             group = choice.group
             largest = max(n_train[member] for member in groups[group])
             if n_train[task] < freeze_below * largest:
