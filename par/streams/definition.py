@@ -287,6 +287,7 @@ class _Planner:
             if split.groups:
                 parts = {g: self._labels(split.source, n, None, f"{where}.groups.{g}") for g, n in split.groups.items()}
             else:
+                assert split.classes_per_task is not None
                 starts = range(0, len(order) - split.classes_per_task + 1, split.classes_per_task)
                 parts = {f"{split.source} {n}": order[s : s + split.classes_per_task] for n, s in enumerate(starts)}
             if (split.n_tasks or 1) > len(parts):
@@ -298,7 +299,9 @@ class _Planner:
     def _random(self) -> list[_Draft]:
         settings = self.definition.random_tasks
         drafts: list[_Draft] = []
-        for phase in settings.phases if settings else ():
+        if settings is None:
+            return drafts
+        for phase in settings.phases:
             for _ in range(phase.tasks):
                 generator = self._generator("task", len(drafts))
                 alias = settings.sources[generator.integers(len(settings.sources))]
@@ -336,12 +339,13 @@ class _Planner:
         size = settings.valid_pool
         if size is None:
             wanted = [draft.counts["valid"] for draft in drafts if draft.source == alias]
-            if None in wanted:
+            known = [count for count in wanted if count is not None]
+            if len(known) < len(wanted):
                 raise ConfigError(
                     f"stream {self.name}: a task takes all validation images of {alias}; say how many there are with "
                     f"sources.{alias}.valid_pool or valid_share."
                 )
-            size = max(wanted, default=0)
+            size = max(known, default=0)
         pools = []
         for label in labels:
             rows = source.rows("train", label)
@@ -354,6 +358,7 @@ class _Planner:
         source = self.sources[draft.source]
         if pools is None:
             share = self.settings[draft.source].valid_share
+            assert share is not None
             pools = _share_out(source, draft.labels, share, self._generator("pool", draft.source, index))
         rows: dict[str, list[np.ndarray]] = {}
         for split, count in draft.counts.items():

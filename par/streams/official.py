@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +46,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
     ALLOWED = ("_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer")
 
-    def find_class(self, module: str, name: str):
+    def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] == "numpy" and name in self.ALLOWED:
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         if (module, name) in (("_codecs", "encode"), ("collections", "OrderedDict"), ("collections", "defaultdict")):
@@ -55,7 +56,7 @@ class _ArrayUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
-def _unpickle(content: bytes, where: str):
+def _unpickle(content: bytes, where: str) -> Any:
     try:
         return _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle can raise nearly anything
@@ -137,6 +138,7 @@ class _Idx:
             arrays = []
             for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
                 path = self._file(request.data_dir, name)
+                assert path is not None
                 content = path.read_bytes()
                 if path.suffix == ".gz":
                     _check_md5(path, self.md5[name])
@@ -214,7 +216,9 @@ def _dtd_place(data_dir: Path) -> tuple[Path, str] | None:
 
 def _dtd(request: Request) -> Source:
     """DTD, official split 1: its train and val lists are for training (80 images a class), its test list has 40."""
-    place, prefix = _dtd_place(request.data_dir)
+    found = _dtd_place(request.data_dir)
+    assert found is not None
+    place, prefix = found
     if place.is_file():
         _check_md5(place, DTD_MD5)
     split_of = {"train": "train", "val": "train", "test": "test"}
@@ -302,6 +306,7 @@ def _fceleba(request: Request) -> Source:
     folder = request.data_dir / "celeba"
     smiles = _celeba_attribute(folder / "list_attr_celeba.txt", FCELEBA_ATTRIBUTE)
     place = _celeba_images(folder)
+    assert place is not None
     prefix = "img_align_celeba/" if place.suffix == ".zip" else ""
     files: dict[str, dict[str, list[str]]] = {}
     for split in SPLITS:

@@ -78,7 +78,10 @@ def walk(place: Path, wanted: Iterable[str]) -> Iterable[tuple[str, bytes]]:
                 for member in archive:
                     if member.name in wanted:
                         wanted.remove(member.name)
-                        yield member.name, archive.extractfile(member).read()
+                        file = archive.extractfile(member)
+                        if file is None:
+                            raise SourceError(f"{place}: {member.name} is no file; fetch the official archive again.")
+                        yield member.name, file.read()
             if wanted:
                 raise SourceError(f"{place} lacks {min(wanted)}; fetch the official archive again.")
     except SourceError:
@@ -130,6 +133,8 @@ def read_images(
                 f"resize: true for {request.dataset} in the stream's definition."
             )
         images[row_of[name]] = image
+    if images is None:
+        raise SourceError(f"{place} lacks every image; copy or fetch it again.")
     digest.update(json.dumps(file_digests, sort_keys=True).encode())
     return images
 
@@ -162,7 +167,7 @@ def image_folder(request: Request, place: Path) -> Source:
     digest = hashlib.sha256()
     ordered = {split: [name for label in classes for name in names[split][label]] for split in SPLITS}
     pixels = read_images(place, ordered["train"] + ordered["test"], request, digest)
-    parts = dict(zip(SPLITS, np.split(pixels, [len(ordered["train"])])))
+    pixels_of = dict(zip(SPLITS, np.split(pixels, [len(ordered["train"])])))
     counts = {split: [len(names[split][label]) for label in classes] for split in SPLITS}
     labels = {split: np.repeat(np.arange(len(classes)), counts[split]) for split in SPLITS}
-    return Source(request.file, classes, parts, labels, digest.hexdigest())
+    return Source(request.file, classes, pixels_of, labels, digest.hexdigest())

@@ -26,7 +26,9 @@ LABEL = 240  # pixels for the words at the left
 
 def table(stream: Stream) -> str:
     """The tasks of a stream as lines of text: number, name, source, counts, transform, digest, classes."""
-    rows = [("task", "name", "source", "classes", "train", "valid", "test", "transform", "digest", "class names")]
+    rows: list[tuple[str, ...]] = [
+        ("task", "name", "source", "classes", "train", "valid", "test", "transform", "digest", "class names")
+    ]
     for task in stream.tasks:
         names = ", ".join(task.class_names[:5]) + (", ..." if task.n_classes > 5 else "")
         counts = [str(task.counts[split]) for split in ("train", "valid", "test")]
