@@ -191,7 +191,8 @@ class _Store:
         """Log everything that a run's events hold."""
         from mlflow.entities import Dataset, DatasetInput, Metric
 
-        params, metrics, inputs = {}, [], []
+        params: dict[str, Any] = {}
+        metrics, inputs = [], []
         for event in events:
             if event["kind"] == "params":
                 params |= event["values"]

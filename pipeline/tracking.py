@@ -282,7 +282,7 @@ def _swept(preset: str) -> dict[str, str]:
 
 def _leaves(block: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings flattened to dotted names."""
-    leaves = {}
+    leaves: dict[str, Any] = {}
     for name, value in block.items():
         if isinstance(value, Mapping):
             leaves |= _leaves(value, f"{prefix}{name}.")
