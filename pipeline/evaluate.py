@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from tqdm import tqdm
 
@@ -17,7 +19,7 @@ def main(config: Config, stream: str, run: Run) -> None:
     """Write ``results/<stream>.json`` (contract in README, section Architecture)."""
     streams = {seed: load_stream(STREAMS / stream / str(seed)) for seed in config.seeds}
     labels = {seed: [task.split("test").labels for task in built.tasks] for seed, built in streams.items()}
-    learners: dict[str, dict[str, dict]] = {}
+    learners: dict[str, dict[str, dict[str, Any]]] = {}
     for directory in tqdm(sorted((RUNS / stream).glob("*/*/")), desc=f"evaluate {stream}", unit="run"):
         learner, seed = directory.parent.name, int(directory.name)
         costs = read_json(directory / "steps.json")

@@ -81,7 +81,7 @@ def distance_heatmap(
     )
     handles = [Patch(facecolor=colour, label=words) for words, colour, _ in DECISIONS.values()]
     handles += [Patch(facecolor="none", edgecolor=VERMILION, linewidth=1.4, label="same group")]
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3, "borderpad": 0}
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3, "borderpad": 0}
     axes.legend(handles=handles, ncols=4, fontsize=7.5, handlelength=1.0, columnspacing=1.2, **place)
     bar_axes = figure.add_axes(inches(figure, 1.2 + size + (2.6 if labelled else 0.6), 1.0, 0.14, size))
     bar = figure.colorbar(image, cax=bar_axes, extend="min" if np.nanmin(shown, initial=0) < 0 else "neither")
@@ -176,6 +176,7 @@ def task_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figure:
                 linestyle=(0, (4, 2)), zorder=1,
             )  # fmt: skip
         _, colour, marker = DECISIONS[decision["decision"]]
+        look: dict[str, Any]
         if decision["head_only"]:
             look = {"markerfacecolor": "white", "markeredgecolor": colour, "markeredgewidth": 0.2 * marker_size}
         else:
@@ -194,14 +195,14 @@ def task_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figure:
     axes.grid(axis="both", color="0.93", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_title(title, pad=8)
-    point = {"linestyle": "", "markersize": 6}
-    edge = {"markeredgecolor": BLACK, "markeredgewidth": 0.5}
+    point: dict[str, Any] = {"linestyle": "", "markersize": 6}
+    edge: dict[str, Any] = {"markeredgecolor": BLACK, "markeredgewidth": 0.5}
     handles = [
         Line2D([], [], color=colour, marker=marker, label=words, **edge, **point)
         for words, colour, marker in DECISIONS.values()
     ]
     if any(decision["head_only"] for decision in decisions):
-        hollow = {"markerfacecolor": "white", "markeredgecolor": GREEN, "markeredgewidth": 1.6}
+        hollow: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": GREEN, "markeredgewidth": 1.6}
         handles.append(Line2D([], [], marker="o", label="join, head only", **hollow, **point))
     handles.append(Line2D([], [], color="0.35", linewidth=1.6, label="one expert"))
     handles.append(Line2D([], [], color=SKY, linewidth=1.1, linestyle=(0, (4, 2)), label="takes the cell"))
@@ -258,6 +259,7 @@ def size_scatter(scores: Mapping[str, Mapping[str, Any]], names: Mapping[str, st
     """
     figure, axes = chart(len(scores) + 1)
     any_published, sizes, lowest = False, [], 1.0
+    hollow: dict[str, Any]
     for learner, style in learner_styles(list(scores)).items():
         ap, size = scores[learner]["AP"], scores[learner]["M"]
         style = {"color": style["color"], "marker": style["marker"], "zorder": style["zorder"], "linestyle": ""}
@@ -370,7 +372,7 @@ def coloured_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figur
         if start == 0:
             axes.text(-0.05, row + 0.5, f"expert {group}", ha="right", va="center", weight="bold")
         for column, name in enumerate(names):
-            shape = {"boxstyle": "round,pad=0,rounding_size=0.08", "mutation_aspect": width / height}
+            shape: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.08", "mutation_aspect": width / height}
             for fill, edge in (((colour, 0.3), "none"), ("none", colour)):
                 axes.add_patch(
                     FancyBboxPatch((column + 0.03, row + 0.08), 0.94, 0.84, fc=fill, ec=edge, linewidth=1.2, **shape)

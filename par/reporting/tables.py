@@ -10,7 +10,7 @@ from typing import Any
 
 from par.config import PAR, Config
 from par.reporting.provenance import DEMO
-from par.reporting.published import Published
+from par.reporting.published import Published, Value
 from par.reporting.scores import JUDGED, Score, Scores, score
 from par.streams.findings import Finding
 from par.text import listing, one_line
@@ -41,7 +41,7 @@ TABLE_METRICS = {  # the paper's tables and which metrics they have, ours in the
     "size": ("AP", "M"),
     "ablation": ("AP", "AF", "M", "hours"),
 }
-SUPPLEMENTARY_METRICS = ("AP", "AF", "M")
+SUPPLEMENTARY_METRICS: tuple[str, ...] = ("AP", "AF", "M")
 TEX_LINES, TEX_COLUMNS = 40, 5  # a LaTeX table of more lines and at most so many columns is tall and narrow
 CHANCE = (
     "Chance: the share of the largest class among a task's test images, averaged over the tasks; AP of a learner that "
@@ -95,7 +95,7 @@ class Table:
         leaves no room for the notes on the page, it is scaled down.
         """
         n_lines = sum(max(cell.count("\n") for cell in row) + 1 for row in self.rows)
-        rows = self.rows
+        rows: Sequence[Sequence[str]] = self.rows
         if n_lines > TEX_LINES and len(self.columns) <= TEX_COLUMNS:
             rows = [[_paired(cell) for cell in row] for row in rows]
         alignment = "l" * self.n_text_columns + "r" * (len(self.columns) - self.n_text_columns)
@@ -276,7 +276,7 @@ def _paper_cell(config: Config, score: Score, remarks: Remarks) -> str:
         lines = [remarks.mark(score.text(), _partial(config, score))]
         lines += [_interval(score)] if score.interval else []
     if score.published:
-        lines.append(remarks.mark(f"paper {_printed(score)}", score.published.marks))
+        lines.append(remarks.mark(f"paper {_printed(score.published)}", score.published.marks))
     if score.difference is not None:
         difference = f"{score.difference:+z.3f}"
         lines.append(f"{difference}, {score.verdict}" if score.metric in JUDGED else difference)
@@ -376,7 +376,7 @@ def stream_table(config: Config, stream: str, scores: Scores, published: Publish
         }
         for metric in ("AP", "AF", "M"):
             printed = row[metric].published if metric in in_paper else None
-            cells[f"{metric}, paper"] = remarks.mark(_printed(row[metric]), printed.marks) if printed else "-"
+            cells[f"{metric}, paper"] = remarks.mark(_printed(printed), printed.marks) if printed else "-"
         rows.append(tuple(cells[column] for column in columns))
     title = stream_title(config, stream, published)
     return Table(stream, title, tuple(columns), tuple(rows), 1, remarks.notes())
@@ -459,10 +459,10 @@ def _interval(score: Score) -> str:
     return "[{:.3f}, {:.3f}]".format(*score.interval) if score.interval else "-"
 
 
-def _printed(score: Score) -> str:
+def _printed(value: Value) -> str:
     """A published value with at least the three decimals of most of them."""
-    digits = max(3, len(f"{score.published.value:g}".partition(".")[2]))
-    return f"{score.published.value:z.{digits}f}"
+    digits = max(3, len(f"{value.value:g}".partition(".")[2]))
+    return f"{value.value:z.{digits}f}"
 
 
 def _letter(number: int) -> str:

@@ -315,7 +315,7 @@ class _Planner:
         self._check_classes(drafts)
         by_alias = {alias: self._pools(alias, drafts) for alias in self.sources}
         pools = [
-            self._task_pools(index, draft) if by_alias[draft.source] is None else by_alias[draft.source]
+            self._task_pools(index, draft) if (of_source := by_alias[draft.source]) is None else of_source
             for index, draft in enumerate(drafts)
         ]
         self._check_images(drafts, pools)
@@ -360,8 +360,10 @@ class _Planner:
             if split.groups:
                 parts = {g: self._group(split.source, g, names, where) for g, names in split.groups.items()}
             else:
-                starts = range(0, len(order) - split.classes_per_task + 1, split.classes_per_task)
-                parts = {f"{split.source} {n}": order[s : s + split.classes_per_task] for n, s in enumerate(starts)}
+                size = split.classes_per_task
+                assert size is not None
+                starts = range(0, len(order) - size + 1, size)
+                parts = {f"{split.source} {n}": order[s : s + size] for n, s in enumerate(starts)}
             if not parts:
                 raise ConfigError(
                     f"{where}.classes_per_task = {split.classes_per_task} but {self.sources[split.source].name} has "
@@ -384,15 +386,17 @@ class _Planner:
     def _random(self) -> list[_Draft]:
         settings = self.definition.random_tasks
         drafts: list[_Draft] = []
-        if settings and not (settings.sources and settings.phases):
+        if settings is None:
+            return drafts
+        if not (settings.sources and settings.phases):
             raise ConfigError(f"stream {self.name}.random_tasks needs at least one source and one phase.")
-        for alias in settings.sources if settings else ():
+        for alias in settings.sources:
             if settings.classes_per_task > len(self.sources[alias].classes):
                 raise ConfigError(
                     f"stream {self.name}.random_tasks.classes_per_task = {settings.classes_per_task} but "
                     f"{self.sources[alias].name} has {len(self.sources[alias].classes)} classes."
                 )
-        for phase in settings.phases if settings else ():
+        for phase in settings.phases:
             for _ in range(phase.tasks):
                 generator = self._generator("task", len(drafts))
                 alias = settings.sources[generator.integers(len(settings.sources))]
@@ -469,12 +473,13 @@ class _Planner:
         size = settings.valid_pool
         if size is None:
             wanted = [draft.counts["valid"] for draft in drafts if draft.source == alias]
-            if None in wanted:
+            known = [count for count in wanted if count is not None]
+            if len(known) < len(wanted):
                 raise ConfigError(
                     f"stream {self.name}: a task takes all validation images of {alias}; say how many there are with "
                     f"sources.{alias}.valid_pool or valid_share."
                 )
-            size = max(wanted, default=0)
+            size = max(known, default=0)
         pools = {}
         for label in labels:
             rows = source.rows("train", label)
@@ -564,6 +569,7 @@ def _share_out(
 ) -> dict[int, dict[str, np.ndarray]]:
     """A random share of the training images of ``labels`` is for validation; pools by class."""
     share, of_class = settings.valid_share, source.labels["train"]
+    assert share is not None
     if settings.valid_share_by == "all":
         rows = generator.permutation(np.concatenate([source.rows("train", label) for label in labels]))
         n_valid = int(share * len(rows))

@@ -183,6 +183,7 @@ class _Idx:
             arrays = []
             for name, shape in (("images-idx3-ubyte", (None, 28, 28)), ("labels-idx1-ubyte", (None,))):
                 path = self._file(request.data_dir, f"{prefix}-{name}")
+                assert path is not None  # `present` has looked
                 content = self._content(path, self.md5[f"{prefix}-{name}"])
                 digest.update(hashlib.sha256(content).digest())
                 arrays.append(_bytes_array(_parse_idx(content, path), shape, f"{path}"))
@@ -271,7 +272,9 @@ def _dtd_place(data_dir: Path) -> tuple[Path, str] | None:
 
 def _dtd(request: Request) -> Source:
     """DTD, official split 1: its train and val lists are for training (80 images a class), its test list has 40."""
-    place, prefix = _dtd_place(request.data_dir)
+    found = _dtd_place(request.data_dir)
+    assert found is not None  # `present` has looked
+    place, prefix = found
     if place.is_file():
         _check_md5(place, DTD_MD5)
     split_of = {"train": "train", "val": "train", "test": "test"}
@@ -407,6 +410,7 @@ def _fceleba(request: Request) -> Source:
     folder = request.data_dir / "celeba"
     smiles = _celeba_attribute(folder / "list_attr_celeba.txt", FCELEBA_ATTRIBUTE)
     place = _celeba_images(folder)
+    assert place is not None  # `present` has looked
     prefix = "img_align_celeba/" if place.suffix == ".zip" else ""
     files = {split: _leaf_users(folder / "leaf" / split) for split in SPLITS}
     users = sorted(files["train"])[:FCELEBA_USERS]

@@ -29,7 +29,9 @@ LABEL = 240  # pixels for the words at the left
 
 def table(stream: Stream) -> str:
     """The tasks of a stream as lines of text: number, name, source, counts, transform, digest, classes."""
-    rows = [("task", "name", "source", "classes", "train", "valid", "test", "transform", "digest", "class names")]
+    rows: list[tuple[str, ...]] = [
+        ("task", "name", "source", "classes", "train", "valid", "test", "transform", "digest", "class names")
+    ]
     for task in stream.tasks:
         names = listing(task.class_names)
         counts = [str(task.counts[split]) for split in ("train", "valid", "test")]

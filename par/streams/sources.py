@@ -85,6 +85,7 @@ def _not_found(request: Request, official: Official | None, why: str) -> SourceE
 
 def _download(request: Request, official: Official) -> None:
     """Let torchvision download into a temporary folder, then move what came into ``data_dir``."""
+    assert official.download is not None
     anchor = next(path for path in (request.data_dir, *request.data_dir.absolute().parents) if path.is_dir())
     try:
         with tempfile.TemporaryDirectory(prefix=".download.", dir=anchor) as draft:

@@ -107,7 +107,9 @@ def load_stream(directory: str | Path) -> Stream:
     starts = dict.fromkeys(SPLITS, 0)
     tasks = []
     for index, item in enumerate(content["tasks"]):
-        fixed = {key: tuple(item.pop(key)) for key in ("class_names", "mean", "std", "augment", "image_size")}
+        fixed: dict[str, Any] = {
+            key: tuple(item.pop(key)) for key in ("class_names", "mean", "std", "augment", "image_size")
+        }
         tasks.append(Task(index=index, directory=directory, starts=dict(starts), **fixed, **item))
         starts = {split: starts[split] + item["counts"][split] for split in SPLITS}
     digest = sha256_bytes(canonical_json([task.digest for task in tasks]).encode())
@@ -198,7 +200,7 @@ def _write_arrays(
                     generator = numpy_generator("stream", name, seed, "copies", index)
                     images, rows, marks = _expand(images, rows, marks, definition.valid_copies, generator)
                 pixels[split], task_labels[split] = np.ascontiguousarray(images.transpose(0, 3, 1, 2)), marks
-                files[split].write(pixels[split])
+                files[split].write(pixels[split].data)
                 labels[split].append(marks)
                 samples[split].append(rows)
             records.append(_describe(plan, task, definition, size, pixels, task_labels))
@@ -264,8 +266,8 @@ def _describe(
     digest = hashlib.sha256(canonical_json(learned).encode())
     for split in SPLITS:
         digest.update(canonical_json([split, *pixels[split].shape]).encode())
-        digest.update(pixels[split])
-        digest.update(labels[split])
+        digest.update(pixels[split].data)
+        digest.update(labels[split].data)
     return {
         "name": task.name,
         "source": source.name,

@@ -25,7 +25,7 @@ from par.streams.findings import Finding, counts_by_kind, table, task_findings
 from par.streams.reading import LeftAside, Source
 from par.streams.show import main as show
 from pipeline import stream as stage
-from pipeline.tracking import read_closed
+from pipeline.journal import read_closed
 from pipeline.tracking import stage as tracked
 from tests.pipeline.helpers import make_checkout
 
