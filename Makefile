@@ -54,9 +54,8 @@ test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream
 	python -m pytest -m ""
 	$(WITHOUT_AVX512) python -m pytest -m ""
 
-ui: $(STAMP) ## start the MLflow UI on http://127.0.0.1:5000
-	@echo "Open http://127.0.0.1:5000/#/experiments/1/runs?workflowType=machine_learning"
-	mlflow ui --workers 1 --backend-store-uri sqlite:///mlflow.db
+ui: $(STAMP) ## start the MLflow UI on http://127.0.0.1:5000, or on another port: make ui PORT=5001
+	python -m pipeline.ui
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: PYTHON=...")'

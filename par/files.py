@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 
-def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file or directory beside ``path``, then rename it to ``path``.
 
     An existing file is replaced; an existing directory is removed first. A failing ``write`` leaves ``path`` as it was.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from tqdm import tqdm
 
 from par.config import Config
 from par.files import read_json, write_json
-from par.metrics import evaluate_learner
+from par.metrics import chance_level, evaluate_learner
 from par.streams import load_stream
 from pipeline.stage import RESULTS, RUNS, STREAMS, run_stage
 from pipeline.tracking import Run
@@ -17,7 +19,7 @@ def main(config: Config, stream: str, run: Run) -> None:
     """Write ``results/<stream>.json`` (contract in README, section Architecture)."""
     streams = {seed: load_stream(STREAMS / stream / str(seed)) for seed in config.seeds}
     labels = {seed: [task.split("test").labels for task in built.tasks] for seed, built in streams.items()}
-    learners: dict[str, dict[str, dict]] = {}
+    learners: dict[str, dict[str, dict[str, Any]]] = {}
     for directory in tqdm(sorted((RUNS / stream).glob("*/*/")), desc=f"evaluate {stream}", unit="run"):
         learner, seed = directory.parent.name, int(directory.name)
         costs = read_json(directory / "steps.json")
@@ -29,8 +31,15 @@ def main(config: Config, stream: str, run: Run) -> None:
         run.metrics({f"AP/{learner}": entry["ap"], f"AF/{learner}": entry["af"]}, step=seed)
     tasks = {
         str(seed): [
-            {"name": task.name, "source": task.source, "n_classes": task.n_classes, "counts": task.counts}
-            for task in built.tasks
+            {
+                "name": task.name,
+                "source": task.source,
+                "n_classes": task.n_classes,
+                "class_names": task.class_names,
+                "chance": chance_level(of_task),
+                "counts": task.counts,
+            }
+            for task, of_task in zip(built.tasks, labels[seed], strict=True)
         ]
         for seed, built in streams.items()
     }

@@ -29,7 +29,7 @@ def main(config: Config, stream: str, run: Run) -> None:
     def write(draft: Path) -> None:
         draft.mkdir()
         for (name, seed, task), job in jobs.items():
-            entry = store.get(job.key)
+            entry = store.existing(job.key)
             base = draft / name / str(seed) / str(task)
             write_json(base.with_suffix(".json"), {"genotype": entry["genotype"], "seconds": entry["seconds"]})
             if entry["history"]:

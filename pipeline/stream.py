@@ -11,6 +11,7 @@ from tqdm import tqdm
 from par.config import Config, resolve_path
 from par.files import read_json, write_atomically
 from par.streams import build_stream
+from par.streams.findings import counts_by_kind, table
 from par.streams.fingerprint import DEFAULT_FOLDER, Digests, contents
 from pipeline.stage import FINGERPRINTS, STREAMS, StageError, run_stage
 from pipeline.tracking import Run
@@ -24,10 +25,14 @@ def main(config: Config, stream: str, run: Run) -> None:
         for seed in config.seeds:
             bar = partial(tqdm, desc=f"stream {stream} seed {seed}", unit="task")
             built = build_stream(stream, seed, resolve_path(config.data_dir), draft / str(seed), bar)
-            print("\n".join(built.warnings), file=sys.stderr)
+            for warning in built.warnings:
+                print(warning, file=sys.stderr)
             rows = [{"task": task.index, "name": task.name, **task.counts} for task in built.tasks]
             run.dataset(f"{stream} seed {seed}", built.digest[:16], f"dvc:{out}/{seed}", rows)
-            run.metrics({"tasks": len(built.tasks)}, step=seed)
+            found = {f"found/{kind}": count for kind, count in counts_by_kind(built.findings).items()}
+            run.metrics({"tasks": len(built.tasks), **found}, step=seed)
+            if built.findings:
+                run.text(f"findings_{seed}.txt", table(built.findings) + "\n")
         _check_fingerprint(config, stream)
 
     write_atomically(out, build)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from par.config import PAR, Config, LearnerSettings, resolve_path
+from par.config import PAR, Config, LearnerSettings, Predict, resolve_path
 from par.device import hardware, resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
 from par.relatedness.plan import chains, plan_from_json
@@ -44,7 +44,7 @@ def main(config: Config, stream: str, run: Run) -> None:
     write_atomically(RUNS / stream, write)
 
 
-def _jobs(settings: LearnerSettings, stream: str, seed: int, predict: str, device: torch.device) -> list[ChainJob]:
+def _jobs(settings: LearnerSettings, stream: str, seed: int, predict: Predict, device: torch.device) -> list[ChainJob]:
     """The chains of one learner and seed."""
     directory = STREAMS / stream / str(seed)
     tasks = load_stream(directory).tasks

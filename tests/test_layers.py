@@ -8,7 +8,7 @@ from par.steps.code_digest import PACKAGES, ROOT, imports
 
 # From the bottom. What stands in one line does not import each other; a package is one entry with all in it.
 LAYERS = (
-    ("par.schema", "par.files", "par.seeding", "par.device", "par.operating_system"),
+    ("par.schema", "par.files", "par.text", "par.seeding", "par.device", "par.operating_system"),
     ("par.config",),
     ("par.streams", "par.networks", "par.training", "par.metrics"),
     ("par.cells", "par.relatedness"),

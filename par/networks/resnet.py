@@ -18,6 +18,7 @@ class BasicBlock(nn.Module):
         self.norm1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
+        self.shortcut: nn.Module
         if stride == 1:
             self.shortcut = nn.Identity()
         else:
@@ -51,7 +52,9 @@ class LightResNet18(nn.Module):
 
     def blocks(self) -> list[nn.Module]:
         """The six parts that MNTDP chooses from, in order: stem, stages 1-3, the two of stage 4 (sources.md#mntdp)."""
-        return [nn.Sequential(self.stem, self.pool), *self.stages[:3], *self.stages[3]]
+        last = self.stages[3]
+        assert isinstance(last, nn.Sequential)
+        return [nn.Sequential(self.stem, self.pool), *self.stages[:3], *last]
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [n, 3, H, W] of any size -> features [n, width]."""

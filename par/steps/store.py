@@ -58,6 +58,17 @@ class Store:
             self.path(key).unlink(missing_ok=True)
             return None
 
+    def existing(self, key: str) -> Any:
+        """The entry.
+
+        Raises:
+            KeyError: there is none.
+        """
+        entry = self.get(key)
+        if entry is None:
+            raise KeyError(f"The store has no entry {key}; run the stage again.")
+        return entry
+
     def get_or_compute(self, key: str, compute: Callable[[], Any]) -> tuple[Any, bool]:
         """The entry and whether it had to be computed.
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +27,9 @@ REFRESH_SECONDS = 0.5
 class Job(Protocol):
     """A piece of work whose results go into the store; a frozen, picklable dataclass."""
 
-    label: str
+    @property
+    def label(self) -> str:
+        """For people."""
 
     def cost(self) -> int:
         """Training images it goes through at most: for the progress bar, and to start the longest first."""
@@ -108,10 +111,10 @@ def _attempt(job: Job, store: Store, progress: Callable[[int], None]) -> _Result
 
 
 # A process pool hands shared memory to its workers only at their start; this is where a worker keeps it.
-_counter = None
+_counter: Synchronized[int] | None = None
 
 
-def _start_worker(counter) -> None:
+def _start_worker(counter: Synchronized[int]) -> None:
     global _counter
     _counter = counter
     die_with_parent()
@@ -121,6 +124,7 @@ def _start_worker(counter) -> None:
 
 def _attempt_in_worker(job: Job, folder: Path) -> _Result:
     def progress(n_images: int) -> None:
+        assert _counter is not None
         with _counter.get_lock():
             _counter.value += n_images
 

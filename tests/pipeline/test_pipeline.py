@@ -104,9 +104,14 @@ def truncated_zip(folder: Path) -> None:
     (folder / "data/sources/mine.zip").write_bytes(b"PK\x03\x04 and nothing more")
 
 
-def small_folder(folder: Path) -> None:
+def small_folder(folder: Path, classes: str = "ab") -> None:
     for split in ("train", "test"):
-        write_image(folder / f"data/sources/mine/{split}/a/0.png")
+        for name in classes:
+            write_image(folder / f"data/sources/mine/{split}/{name}/0.png")
+
+
+def one_class(folder: Path) -> None:
+    small_folder(folder, "a")
 
 
 MINE = "image_size: 8\ntasks:\n  - {source: mine, train: 4, valid: 2}\n"
@@ -119,7 +124,8 @@ MISTAKES = {
     "truncated zip": (truncated_zip, MINE, PARAMS, ["mine.zip"]),
     "corrupt image": (corrupt_png, MINE, PARAMS, ["0.png"]),
     "no data": (None, MINE, PARAMS, ["mine", "data/sources"]),
-    "too few images": (small_folder, MINE, PARAMS, ["4", "0", "'a'"]),
+    "too few images": (small_folder, MINE, PARAMS, ["'a' of mine has 0 train images, the task needs 4", "'b'"]),
+    "one class": (one_class, MINE, PARAMS, ["task 0 (mine) has 1", "2 to 256 classes"]),
 }
 
 
