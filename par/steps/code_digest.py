@@ -26,6 +26,8 @@ PLUMBING = (
     "par.steps",
     "par.steps.code_digest",
     "par.steps.store",
+    "par.steps.store_command",
+    "par.steps.worker",
     "par.steps.workers",
     "par.streams",
     "pipeline",
