@@ -75,6 +75,8 @@ def default_params(streams: list[str]) -> dict[str, Any]:
 
 def learn(checkout: Path, folder: Path, params: dict[str, Any]) -> None:
     """Run the stages of ``checkout`` on ``params`` in ``folder``, which is made; ends the program where one fails."""
+    if folder.exists():
+        sys.exit(f"{folder} exists already; remove it or name another folder with --keep.")
     folder.mkdir(parents=True)
     with open(folder / "params.yaml", "w", encoding="utf-8") as file:
         YAML().dump(params, file)
@@ -100,14 +102,19 @@ def learn(checkout: Path, folder: Path, params: dict[str, Any]) -> None:
 def digests(folder: Path) -> dict[str, str]:
     """SHA-256 of everything learned in ``folder`` by name: files, and the tensors (``<file>: <path>``) of models.
 
-    Clocks are taken out of JSON and CSV files. What is no tensor in a saved learner has a digest too.
+    Clocks are taken out of JSON and CSV files. What is no tensor in a saved learner stands under the file's own name.
     """
     found = {}
     for path in sorted(folder.glob("runs/*/*/*/*")):
         name = str(path.relative_to(folder))
         if path.name == "model.pt":
+            others = []
             for place, leaf in leaves(torch.load(path, weights_only=True), ""):
-                found[f"{name}: {place}"] = sha256_bytes(content(leaf))
+                if isinstance(leaf, torch.Tensor):
+                    found[f"{name}: {place}"] = sha256_bytes(content(leaf))
+                else:
+                    others.append((place, leaf))
+            found[name] = sha256_bytes(repr(others).encode())
         else:
             found[name] = sha256_bytes(without_clock(path))
     for pattern in ("plans/*/*.json", "distances/*.csv", "cells/*/*/*/*", "results/*.json"):
@@ -125,12 +132,10 @@ def leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
         yield place, value
 
 
-def content(leaf: Any) -> bytes:
-    """Type, shape and bytes of a tensor; another value as Python writes it."""
-    if not isinstance(leaf, torch.Tensor):
-        return repr(leaf).encode()
-    flat = leaf.detach().contiguous().reshape(-1)
-    return f"{leaf.dtype} {tuple(leaf.shape)} ".encode() + flat.view(torch.uint8).numpy().tobytes()
+def content(tensor: torch.Tensor) -> bytes:
+    """Type, shape and bytes."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + flat.view(torch.uint8).numpy().tobytes()
 
 
 def without_clock(path: Path) -> bytes:

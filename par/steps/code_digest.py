@@ -50,7 +50,7 @@ def import_closure(modules: Iterable[str], stop: Iterable[str] = ()) -> set[str]
         if module in seen or module in stop or module_file(module) is None:
             continue
         seen.add(module)
-        waiting.extend(_imports(module))
+        waiting.extend(imports(module))
         if "." in module:
             waiting.append(module.rpartition(".")[0])
     return seen
@@ -72,7 +72,7 @@ def module_file(module: str) -> Path | None:
 
 
 @cache
-def _imports(module: str) -> tuple[str, ...]:
+def imports(module: str) -> tuple[str, ...]:
     """Modules of this project that ``module`` names in its import statements."""
     path, found = module_file(module), []
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]

@@ -16,7 +16,7 @@ def project(tmp_path, monkeypatch):
         path = tmp_path / "par" / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-        code_digest._imports.cache_clear()
+        code_digest.imports.cache_clear()
         code_digest._tree_digest.cache_clear()
 
     monkeypatch.setattr(code_digest, "ROOT", tmp_path)
@@ -26,7 +26,7 @@ def project(tmp_path, monkeypatch):
     write("bottom", "value = 1\n")
     write("lazy", "def g():\n    return 2\n")
     yield write
-    code_digest._imports.cache_clear()
+    code_digest.imports.cache_clear()
     code_digest._tree_digest.cache_clear()
 
 
