@@ -42,7 +42,7 @@ def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> N
     parser = argparse.ArgumentParser(prog=f"python -m pipeline.{name}")
     parser.add_argument("--stream", required=True, help="name of a stream in params.yaml")
     stream = parser.parse_args().stream
-    with _mistakes_in_one_sentence(f"{name} {stream}"):
+    with mistakes_in_one_sentence(f"{name} {stream}"):
         config = load()
         if stream not in config.streams:
             raise ConfigError(
@@ -55,14 +55,14 @@ def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> N
 def run_tables(body: Callable[[Config, tracking.Run], None]) -> None:
     """Run the last stage, ``python -m pipeline.tables``, which has no stream and publishes all journals."""
     argparse.ArgumentParser(prog="python -m pipeline.tables").parse_args()
-    with _mistakes_in_one_sentence("tables"):
+    with mistakes_in_one_sentence("tables"):
         config = load()
         with tracking.stage(config, "tables", publish=True) as run:
             body(config, run)
 
 
 @contextmanager
-def _mistakes_in_one_sentence(place: str) -> Iterator[None]:
+def mistakes_in_one_sentence(place: str) -> Iterator[None]:
     """Turn Ctrl-C and the exceptions that a user can cause into one line and an exit code; a bug keeps its traceback.
 
     The code is 130 for Ctrl-C, as in a shell, else 1.

@@ -59,6 +59,8 @@ class Tree:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # what a shell starts in the background ignores Ctrl-C, and so would all below it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def members(self) -> dict[int, str]:
