@@ -31,7 +31,7 @@ DISK_ERRORS = {
 }
 
 
-def write_atomically(path: str | Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file or directory beside ``path``, then rename it to ``path``.
 
     What was there is replaced, and of several writers at once the last wins. A failing ``write`` leaves ``path`` as it
@@ -79,7 +79,7 @@ def in_words(error: OSError) -> str:
     """What the system refused, where and, if it can be said, what to do about it: one sentence for a user."""
     reason = error.strerror or str(error) or type(error).__name__
     where = f"{error.filename}: " if error.filename else ""
-    remedy = DISK_ERRORS.get(error.errno)
+    remedy = DISK_ERRORS.get(error.errno or 0)
     return f"{where}{reason}" + (f"; {remedy} and run it again." if remedy else ".")
 
 

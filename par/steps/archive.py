@@ -44,5 +44,5 @@ def read_archive(file: Path) -> Iterator[tuple[str, bytes | None]]:
                     with suppress(zipfile.BadZipFile, EOFError):
                         content = archive.read(member)
                 yield member.filename, content
-    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:  # ValueError: names of undecodable bytes, ...
+    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:  # ValueError: undecodable names, ...
         raise ArchiveError(f"{file} is no whole archive ({error}); export it again.") from None
