@@ -20,8 +20,7 @@ from pipeline.tracking import Run
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``cells/<stream>/<variant>/<seed>/<task>.json`` (genotype, seconds) and ``.csv`` (the course)."""
     store = Store(resolve_path(DEFAULT_FOLDER))
-    variants = config.par_learners(stream)
-    jobs = {(name, job.seed, job.task): job for name in variants for job in _jobs(config, stream, name)}
+    jobs = jobs_of(config, stream)
     distinct = {job.key: job for job in jobs.values()}  # variants share searches
     outcome = run_jobs(list(distinct.values()), store, config.workers, f"search {stream}")
     check_outcome(outcome, run)
@@ -38,6 +37,12 @@ def main(config: Config, stream: str, run: Run) -> None:
 
     write_atomically(CELLS / stream, write)
     run.artifact(CELLS / stream)
+
+
+def jobs_of(config: Config, stream: str) -> dict[tuple[str, int, int], SearchJob]:
+    """The search of every variant, seed and task that the plans send to it."""
+    variants = config.par_learners(stream)
+    return {(name, job.seed, job.task): job for name in variants for job in _jobs(config, stream, name)}
 
 
 def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:

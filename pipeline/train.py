@@ -21,15 +21,8 @@ from pipeline.tracking import Run
 
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``runs/<stream>/<learner>/<seed>/`` (contract in README, section Architecture) and ``hardware.json``."""
-    # a wrong hyper-parameter stops the stage before the first step
-    settings = {learner: resolve(config, stream, learner) for learner in config.learners(stream)}
-    store = Store(resolve_path(DEFAULT_FOLDER))
-    device = resolve_device(config.device)
-    jobs = {
-        (learner, seed): _jobs(settings[learner], stream, seed, config.predict, device)
-        for learner in settings
-        for seed in config.seeds
-    }
+    store, device = Store(resolve_path(DEFAULT_FOLDER)), resolve_device(config.device)
+    jobs = jobs_of(config, stream, device)
     distinct = {job.step_keys()[-1]: job for chain in jobs.values() for job in chain}  # variants share chains
     outcome = run_jobs(list(distinct.values()), store, config.workers, f"train {stream}")
     check_outcome(outcome, run)
@@ -42,6 +35,16 @@ def main(config: Config, stream: str, run: Run) -> None:
                 _write_run(draft / learner / str(seed), stream, chain, store, child)
 
     write_atomically(RUNS / stream, write)
+
+
+def jobs_of(config: Config, stream: str, device: torch.device) -> dict[tuple[str, int], list[ChainJob]]:
+    """The chains of every learner and seed; a wrong hyper-parameter is found before there is a job."""
+    settings = {learner: resolve(config, stream, learner) for learner in config.learners(stream)}
+    return {
+        (learner, seed): _jobs(settings[learner], stream, seed, config.predict, device)
+        for learner in settings
+        for seed in config.seeds
+    }
 
 
 def _jobs(settings: LearnerSettings, stream: str, seed: int, predict: Predict, device: torch.device) -> list[ChainJob]:

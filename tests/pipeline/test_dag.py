@@ -59,6 +59,12 @@ def test_there_are_seven_stages_a_stream_one_for_the_tables_and_one_for_the_data
         assert DAG[stage]["matrix"] == {"stream": "${streams}"}
 
 
+def test_no_shell_stays_between_dvc_and_a_stage():
+    for stage in PER_STREAM:
+        assert DAG[stage]["cmd"] == f"exec python -m pipeline.{stage} --stream ${{item.stream}}"
+    assert DAG["tables"]["cmd"] == "exec python -m pipeline.tables"
+
+
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_a_preset_expands_to_all_its_stages(path, tmp_path):
     """DVC joins the values of a matrix by '-': a name with one could silently replace another stage."""
