@@ -57,6 +57,30 @@ def test_killed_training_goes_on_from_the_store_with_the_same_bytes(routed, tmp_
 
 
 @pytest.mark.slow
+def test_equal_runs_are_equal_files_and_clocks_lie_apart(routed, tmp_path):
+    folders = [shutil.copytree(routed, tmp_path / name) for name in ("one", "other")]
+    for folder in folders:
+        for computed in ("cells", "seconds", ".par/store"):
+            shutil.rmtree(folder / computed)
+        for stage in STAGES[4:7]:
+            run_stage(folder, stage)
+
+    def files(folder: Path, *names: str) -> dict[str, bytes]:
+        paths = [path for name in names for path in sorted((folder / name).rglob("*")) if path.is_file()]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+    one, other = (files(folder, "cells", "runs", "results") for folder in folders)
+    assert {Path(name).name for name in one} > {"predictions.npz", "model.pt", "log.csv", "steps.json", "tiny.json"}
+    assert one == other
+    clocks = [files(folder, "seconds") for folder in folders]
+    assert list(clocks[0]) == list(clocks[1]) == ["seconds/search/tiny.json", "seconds/train/tiny.json"]
+    assert all(clocks[0][name] != clocks[1][name] for name in clocks[0])
+    run_stage(folders[0], "tables")
+    entry = read_json(folders[0] / f"{REPORT}/results/tiny.json")["learners"]["par"]["0"]
+    assert entry["seconds"] > 0 and entry["seconds_search"] > 0
+
+
+@pytest.mark.slow
 def test_sigterm_ends_a_stage_and_its_workers(routed, tmp_path):
     folder = shutil.copytree(routed, tmp_path / "project")
     (folder / "params.yaml").write_text(
