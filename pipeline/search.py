@@ -60,7 +60,8 @@ def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
         for decision in plan[seed]:
             if decision.decision == "search":
                 n_train = tasks[decision.task].counts["train"]
-                jobs.append(SearchJob(settings, directory, seed, decision.task, n_train, device))
+                minutes = config.checkpoint_minutes
+                jobs.append(SearchJob(settings, directory, seed, decision.task, n_train, device, minutes))
     return jobs
 
 

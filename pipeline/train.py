@@ -28,7 +28,7 @@ def main(config: Config, stream: str, run: Run) -> None:
     store = Store(resolve_path(DEFAULT_FOLDER))
     device = resolve_device(config.device)
     jobs = {
-        (learner, seed): _jobs(settings[learner], stream, seed, config.predict, device)
+        (learner, seed): _jobs(settings[learner], stream, seed, config, device)
         for learner in settings
         for seed in config.seeds
     }
@@ -50,7 +50,7 @@ def main(config: Config, stream: str, run: Run) -> None:
     write_json(TRAIN_SECONDS / f"{stream}.json", seconds)
 
 
-def _jobs(settings: LearnerSettings, stream: str, seed: int, predict: str, device: torch.device) -> list[ChainJob]:
+def _jobs(settings: LearnerSettings, stream: str, seed: int, config: Config, device: torch.device) -> list[ChainJob]:
     """The chains of one learner and seed."""
     directory = STREAMS / stream / str(seed)
     tasks = load_stream(directory).tasks
@@ -62,8 +62,9 @@ def _jobs(settings: LearnerSettings, stream: str, seed: int, predict: str, devic
             seed=seed,
             chain=tuple(chain),
             sizes=tuple(tasks[planned.index].counts["train"] for planned in chain),
-            predict=predict,
+            predict=config.predict,
             device=device,
+            checkpoint_minutes=config.checkpoint_minutes,
         )
         for chain in plan_chains(settings.method, len(tasks), routed)
     ]

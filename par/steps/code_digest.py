@@ -24,6 +24,7 @@ PLUMBING = (
     "par.schema",
     "par.settings",
     "par.steps",
+    "par.steps.checkpoint",
     "par.steps.code_digest",
     "par.steps.store",
     "par.steps.workers",

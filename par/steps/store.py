@@ -47,10 +47,14 @@ class Store:
         """Where the entry ``key`` lies."""
         return self.folder / key[:2] / f"{key}.pt"
 
+    def running_path(self, key: str) -> Path:
+        """Where the checkpoint of the entry ``key`` lies while it is computed (:mod:`par.steps.checkpoint`)."""
+        return self.folder / "running" / f"{key}.pt"
+
     def get(self, key: str) -> Any | None:
         """The entry, on the CPU, or None where there is none or it is damaged (then it is reported and removed)."""
         try:
-            return _read(self.path(key))
+            return read_entry(self.path(key))
         except FileNotFoundError:
             return None
         except DamagedEntryError as error:
@@ -74,22 +78,34 @@ class Store:
             if entry is not None:
                 return entry, False
             entry = compute()
-            self._put(key, entry)
+            write_entry(self.path(key), entry)
             return entry, True
 
     def entries(self) -> Iterator[Path]:
         """Files of all entries, oldest first."""
         return iter(sorted(self.folder.glob("??/*.pt"), key=lambda path: (path.stat().st_mtime, path.name)))
 
-    def _put(self, key: str, entry: Any) -> None:
-        buffer = io.BytesIO()
-        torch.save(entry, buffer)
-        payload = buffer.getvalue()
-        content = hashlib.sha256(payload).digest() + payload
-        files.write_atomically(self.path(key), lambda draft: draft.write_bytes(content))
+    def leftovers(self) -> Iterator[Path]:
+        """Checkpoints of steps in progress, and of those that were killed and not gone on with."""
+        return iter(sorted(self.folder.glob("running/*.pt")))
 
 
-def _read(path: Path) -> Any:
+def write_entry(path: Path, entry: Any) -> None:
+    """Write plain data and tensors with a digest, atomically."""
+    buffer = io.BytesIO()
+    torch.save(entry, buffer)
+    payload = buffer.getvalue()
+    content = hashlib.sha256(payload).digest() + payload
+    files.write_atomically(path, lambda draft: draft.write_bytes(content))
+
+
+def read_entry(path: Path) -> Any:
+    """What :func:`write_entry` wrote, on the CPU.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DamagedEntryError: its bytes do not match its digest.
+    """
     content = path.read_bytes()
     digest, payload = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
     if hashlib.sha256(payload).digest() != digest:
@@ -105,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--older-than-days", type=float, default=30.0, help="prune: age of the entries to delete")
     options = parser.parse_args(arguments)
     store, now, damaged, total_bytes, count = Store(options.folder), time.time(), 0, 0, 0
-    for path in store.entries():
+    for path in (*store.entries(), *store.leftovers()):
         status, age_days = path.stat(), (now - path.stat().st_mtime) / 86400
         if options.action == "prune":
             if age_days <= options.older_than_days:
@@ -113,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
             path.unlink()
         elif options.action == "verify":
             try:
-                _read(path)
+                read_entry(path)
             except DamagedEntryError as error:
                 damaged += 1
                 print(error)
