@@ -33,6 +33,7 @@ from par.schema import (
 
 PAR = "par"  # the method whose variants the ablation runs
 PAPER_ALPHA, PAPER_BETA = 0.5, 0.75  # paper 4.2
+CHECKPOINT_MINUTES = 5.0
 STANDARD_VARIANTS = Path(__file__).with_name("variants.yaml")
 
 Predict = Literal["auto", "full", "ends"]  # see Config.predict
@@ -225,6 +226,7 @@ class Config:
     data_dir: str = "data/sources"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: Count = 1
+    checkpoint_minutes: Positive = CHECKPOINT_MINUTES  # at most that often a step in progress saves itself
     # after which steps test images are predicted: after all (full), as far as AP and AF need (ends), or full for chains
     # of up to 20 tasks and ends for longer ones (auto)
     predict: Predict = "auto"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from par.config import Config
 from par.files import in_words
@@ -31,11 +31,21 @@ DISTANCES = Path("distances")
 CELLS = Path("cells")
 RUNS = Path("runs")
 RESULTS = Path("results")
+# Wall-clock times stand apart from what is computed: equal runs are equal files beside them.
+SEARCH_SECONDS = Path("seconds/search")
+TRAIN_SECONDS = Path("seconds/train")
 REPORTS = Path("reports")
 
 
 class StageError(RuntimeError):
     """A stage that cannot finish, in words for the user."""
+
+
+def untimed(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[dict[str, Any]]]:
+    """The seconds of every row of a log, and the rows without them."""
+    return [row["seconds"] for row in rows], [
+        {name: value for name, value in row.items() if name != "seconds"} for row in rows
+    ]
 
 
 def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> None:

@@ -15,9 +15,20 @@ from PIL import Image
 from par.config import PAR, Config
 from par.files import read_json
 from par.reporting.report import Inputs, render
+from par.reporting.scores import with_seconds
 from par.streams import Stream, load_stream
 from par.streams.show import contact_sheet
-from pipeline.stage import CELLS, DISTANCES, PLANS, REPORTS, RESULTS, STREAMS, run_tables
+from pipeline.stage import (
+    CELLS,
+    DISTANCES,
+    PLANS,
+    REPORTS,
+    RESULTS,
+    SEARCH_SECONDS,
+    STREAMS,
+    TRAIN_SECONDS,
+    run_tables,
+)
 from pipeline.tracking import Run, git_state
 
 MAX_ROWS = 20  # tasks on a contact sheet
@@ -38,14 +49,22 @@ def _inputs(config: Config) -> Inputs:
         stream: {seed: load_stream(STREAMS / stream / str(seed)) for seed in config.seeds} for stream in config.streams
     }
     commit, dirty = git_state()
+    trained, searched = (
+        {stream: read_json(folder / f"{stream}.json") for stream in config.streams}
+        for folder in (TRAIN_SECONDS, SEARCH_SECONDS)
+    )
     return Inputs(
-        results={stream: read_json(RESULTS / f"{stream}.json") for stream in config.streams},
+        results={
+            stream: with_seconds(read_json(RESULTS / f"{stream}.json"), trained[stream], searched[stream])
+            for stream in config.streams
+        },
         plans={
             stream: {name: read_json(PLANS / stream / f"{name}.json") for name in (PAR, *config.variants_on(stream))}
             for stream in config.streams
         },
         distances={stream: pd.read_csv(DISTANCES / f"{stream}.csv") for stream in config.streams},
         cells={stream: _by_search(CELLS / stream, ".json", read_json) for stream in config.streams},
+        search_seconds=searched,
         histories={stream: _by_search(CELLS / stream, ".csv", pd.read_csv) for stream in config.streams},
         sheets={stream: _sheet(of_seed[config.seeds[0]]) for stream, of_seed in built.items()},
         digests={stream: {str(seed): one.digest for seed, one in of_seed.items()} for stream, of_seed in built.items()},

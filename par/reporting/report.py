@@ -41,11 +41,12 @@ class Inputs:
     """What a report is made from. Streams that were not run are absent.
 
     Args:
-        results: stream -> content of ``results/<stream>.json``.
+        results: stream -> content of ``results/<stream>.json``, :func:`par.reporting.scores.with_seconds`.
         plans: stream -> variant -> content of ``plans/<stream>/<variant>.json``.
         distances: stream -> ``distances/<stream>.csv``.
         cells: stream -> variant -> seed -> task -> content of ``cells/<stream>/<variant>/<seed>/<task>.json``.
-        histories: the same for the ``.csv`` beside them, where there is one.
+        search_seconds: stream -> content of ``seconds/search/<stream>.json``.
+        histories: stream -> variant -> seed -> task -> the ``.csv`` beside its cell, where there is one.
         sheets: stream -> contact sheet of the first seed's tasks.
         digests: stream -> seed -> digest of the built stream.
         findings: stream -> seed -> what was left aside and found in the data.
@@ -57,6 +58,7 @@ class Inputs:
     plans: Mapping[str, Mapping[str, Any]]
     distances: Mapping[str, pd.DataFrame]
     cells: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
+    search_seconds: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
     histories: Mapping[str, Mapping[str, Mapping[str, Mapping[str, pd.DataFrame]]]]
     sheets: Mapping[str, Image.Image]
     digests: Mapping[str, Mapping[str, str]]
@@ -380,7 +382,13 @@ class _Report:
     def _stamp(self, streams: Sequence[str]) -> dict[str, str]:
         inputs = self.inputs
         return stamp(
-            self.config, streams, inputs.results, inputs.plans, inputs.cells, inputs.digests, inputs.provenance
+            self.config,
+            streams,
+            inputs.results,
+            inputs.plans,
+            inputs.search_seconds,
+            inputs.digests,
+            inputs.provenance,
         )
 
     def _picture(self, figure: Figure, name: str, words: str) -> page.Picture:
