@@ -46,10 +46,11 @@ def _remove_unlisted(listed: Sequence[str]) -> None:
     known = {item for stage in lock.get("stages", {}) for _, _, item in [stage.partition("@")]}
     for stream in sorted(known - set(listed)):
         if NAME_PATTERN.fullmatch(stream):
-            files = (DISTANCES / f"{stream}.csv", RESULTS / f"{stream}.json")
-            left = [path for path in (*files, *(folder / stream for folder in (CELLS, PLANS, STREAMS))) if path.exists()]
+            outputs = [folder / stream for folder in (CELLS, PLANS, STREAMS)]
+            outputs += [DISTANCES / f"{stream}.csv", RESULTS / f"{stream}.json"]
+            left = [path for path in outputs if path.exists()]
             for path in left:
-                path.unlink() if path in files else shutil.rmtree(path)
+                path.unlink() if path.is_file() else shutil.rmtree(path)
             if left:
                 print(
                     f"{stream} is no longer listed in params.yaml: removed {', '.join(map(str, left))}. DVC's cache "
