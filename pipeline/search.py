@@ -7,8 +7,8 @@ from typing import Any
 
 from par.config import Config, resolve_path
 from par.device import resolve_device
-from par.files import read_json, write_atomically, write_csv, write_json
-from par.relatedness.plan import plan_from_json
+from par.files import write_atomically, write_csv, write_json
+from par.relatedness.plan import read_plan
 from par.settings import resolve
 from par.steps.search_job import SearchJob
 from par.steps.store import DEFAULT_FOLDER, Store
@@ -56,7 +56,7 @@ def jobs_of(config: Config, stream: str) -> dict[tuple[str, int, int], SearchJob
 
 def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
     """The searches that a variant's plan asks for."""
-    plan = plan_from_json(read_json(PLANS / stream / f"{variant}.json"))
+    plan = read_plan(PLANS / stream / f"{variant}.json")
     settings, device = resolve(config, stream, variant), resolve_device(config.device)
     jobs = []
     for seed in config.seeds:

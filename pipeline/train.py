@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
+from par.cells.genotype import from_json
 from par.config import PAR, Config, LearnerSettings, resolve_path
 from par.device import hardware, resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
-from par.relatedness.plan import chains, plan_from_json
+from par.relatedness.plan import chains, read_plan
 from par.settings import resolve
 from par.steps.chain_job import ChainJob, ChainTask, assemble, plan_chains
 from par.steps.store import DEFAULT_FOLDER, Store
 from par.steps.workers import run_jobs
 from par.streams import load_stream
-from pipeline.stage import CELLS, PLANS, RUNS, STREAMS, TRAIN_SECONDS, check_outcome, run_stage, untimed
+from pipeline.stage import CELLS, PLANS, RUNS, STREAMS, TRAIN_SECONDS, StageError, check_outcome, run_stage, untimed
 from pipeline.tracking import Run
 
 
@@ -75,15 +76,21 @@ def _jobs(settings: LearnerSettings, stream: str, seed: int, config: Config, dev
 
 def _routed(stream: str, variant: str, seed: int) -> list[list[ChainTask]]:
     """The groups of a variant's plan, each task with the cell of its group's expert."""
-    decisions = plan_from_json(read_json(PLANS / stream / f"{variant}.json"))[seed]
+    decisions = read_plan(PLANS / stream / f"{variant}.json")[seed]
     cells = CELLS / stream / variant / str(seed)
-    genotypes = {
-        decision.cell_from: read_json(cells / f"{decision.cell_from}.json")["genotype"] for decision in decisions
-    }
+    genotypes = {decision.cell_from: _genotype(cells / f"{decision.cell_from}.json") for decision in decisions}
     return [
         [ChainTask(task, genotypes[decisions[task].cell_from], decisions[task].head_only) for task in group]
         for group in chains(decisions)
     ]
+
+
+def _genotype(path: Path) -> dict[str, list[Any]]:
+    """The genotype, as JSON has it, in a file of the stage ``search``."""
+    try:
+        return from_json(read_json(path)["genotype"]).to_json()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise StageError(f"{path} holds no genotype ({error}); run the stage search again.") from None
 
 
 def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, child: Run) -> dict[str, Any]:

@@ -32,6 +32,8 @@ DIFFERENCES = Path(__file__).with_name("differences.yaml")
 PAPER_TABLES = (*tables.TABLE_METRICS, "supplementary")
 WHOLE_MATRIX = 20  # tasks up to which the report keeps whole accuracy matrices, above only what AP and AF need
 COMMON = ("preset", "streams", "seeds", "device", "predict", "extractor", "ablation", "tables")  # settings shown once
+# columns of curves/*.csv that dvc.yaml plots: `dvc plots diff` leaves out a state whose file lacks one
+PLOTTED = ("finetune", "independent", PAR)
 ON_PAGE = 0.7  # width of a figure on the page by that of its bitmap: letters as large as those of the tables
 MAX_CELLS = 8  # cells drawn a stream
 
@@ -410,7 +412,10 @@ class _Report:
         return page.Files("This table", tuple(f"tables/{table.name}.{suffix}" for suffix in ("md", "tex", "csv")))
 
     def _write_curves(self, stream: str) -> None:
-        """Mean accuracy on the tasks seen so far, by step: a column a method, for ``dvc plots``."""
+        """Mean accuracy on the tasks seen so far, by step: a column a method, for ``dvc plots``.
+
+        A method that did not run has an empty column if dvc.yaml plots it.
+        """
         learners = self.inputs.results[stream]["learners"]
         seen = {method: figures.seen_accuracy(_matrices(learners[method])).mean(axis=0) for method in learners
                 if method in self.config.methods}  # fmt: skip
@@ -419,7 +424,8 @@ class _Report:
         for step in range(n_tasks):
             values = {method: float(line[step]) for method, line in seen.items() if np.isfinite(line[step])}
             rows.append({"tasks": step + 1} | {method: round(value, 6) for method, value in values.items()})
-        write_csv(self.folder / "curves" / f"{stream}.csv", ["tasks", *seen], rows)
+        columns = dict.fromkeys(("tasks", *seen, *(PLOTTED if seen else ())))
+        write_csv(self.folder / "curves" / f"{stream}.csv", list(columns), rows)
 
 
 def _differences() -> page.Section:
