@@ -13,6 +13,7 @@ from par.steps.search_job import SearchJob
 from par.steps.store import DEFAULT_FOLDER, Store
 from par.steps.workers import run_jobs
 from par.streams import load_stream
+from par.training.precision import resolve_precision
 from pipeline.stage import CELLS, PLANS, STREAMS, check_outcome, run_stage
 from pipeline.tracking import Run
 
@@ -44,6 +45,7 @@ def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
     """The searches that a variant's plan asks for."""
     plan = plan_from_json(read_json(PLANS / stream / f"{variant}.json"))
     settings, device = resolve(config, stream, variant), resolve_device(config.device)
+    precision = resolve_precision(config.precision, device)
     jobs = []
     for seed in config.seeds:
         directory = STREAMS / stream / str(seed)
@@ -51,7 +53,7 @@ def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
         for decision in plan[seed]:
             if decision.decision == "search":
                 n_train = tasks[decision.task].counts["train"]
-                jobs.append(SearchJob(settings, directory, seed, decision.task, n_train, device))
+                jobs.append(SearchJob(settings, directory, seed, decision.task, n_train, device, precision))
     return jobs
 
 

@@ -15,6 +15,7 @@ from par.steps.chain_job import ChainJob, ChainTask, assemble, plan_chains
 from par.steps.store import DEFAULT_FOLDER, Store
 from par.steps.workers import run_jobs
 from par.streams import load_stream
+from par.training.precision import Precision, resolve_precision
 from pipeline.stage import CELLS, PLANS, RUNS, STREAMS, check_outcome, run_stage
 from pipeline.tracking import Run
 
@@ -25,8 +26,9 @@ def main(config: Config, stream: str, run: Run) -> None:
     settings = {learner: resolve(config, stream, learner) for learner in config.learners(stream)}
     store = Store(resolve_path(DEFAULT_FOLDER))
     device = resolve_device(config.device)
+    precision = resolve_precision(config.precision, device)
     jobs = {
-        (learner, seed): _jobs(settings[learner], stream, seed, config.predict, device)
+        (learner, seed): _jobs(settings[learner], stream, seed, config.predict, device, precision)
         for learner in settings
         for seed in config.seeds
     }
@@ -36,7 +38,7 @@ def main(config: Config, stream: str, run: Run) -> None:
 
     def write(draft: Path) -> None:
         draft.mkdir()
-        write_json(draft / "hardware.json", {"device": hardware(device)})
+        write_json(draft / "hardware.json", {"device": hardware(device) + (", bf16" if precision == "bf16" else "")})
         for (learner, seed), chain in jobs.items():
             with run.child(f"{learner} seed {seed}") as child:
                 _write_run(draft / learner / str(seed), stream, chain, store, child)
@@ -44,7 +46,9 @@ def main(config: Config, stream: str, run: Run) -> None:
     write_atomically(RUNS / stream, write)
 
 
-def _jobs(settings: LearnerSettings, stream: str, seed: int, predict: str, device: torch.device) -> list[ChainJob]:
+def _jobs(
+    settings: LearnerSettings, stream: str, seed: int, predict: str, device: torch.device, precision: Precision
+) -> list[ChainJob]:
     """The chains of one learner and seed."""
     directory = STREAMS / stream / str(seed)
     tasks = load_stream(directory).tasks
@@ -58,6 +62,7 @@ def _jobs(settings: LearnerSettings, stream: str, seed: int, predict: str, devic
             sizes=tuple(tasks[planned.index].counts["train"] for planned in chain),
             predict=predict,
             device=device,
+            precision=precision,
         )
         for chain in plan_chains(settings.method, len(tasks), routed)
     ]

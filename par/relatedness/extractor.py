@@ -78,6 +78,8 @@ class Extractor:
         import torch
         from torch.nn.functional import interpolate
 
+        from par.training.precision import policy
+
         with torch.inference_mode():
             for start in range(0, len(images), self.batch_size):
                 # np.array copies: torch warns about read-only memory maps.
@@ -86,7 +88,9 @@ class Extractor:
                 if self.image_size is not None:
                     pixels = interpolate(pixels, (self.image_size,) * 2, mode="bilinear", antialias=True)
                 pixels = ((pixels - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
-                yield self.network(pixels).float().cpu().numpy()
+                with policy(pixels.device, "float32"):  # TF32 would move distances past alpha or beta
+                    features = self.network(pixels)
+                yield features.cpu().numpy()
 
 
 def load_extractor(settings: ExtractorSettings, device: str | torch.device = "cpu") -> Extractor:

@@ -26,6 +26,7 @@ from par.steps.store import Store, entry_key
 from par.streams import Task, load_stream
 from par.training import trainer
 from par.training.images import Images
+from par.training.precision import Precision, policy
 
 LONG_CHAIN = 20  # tasks; the predictions of all steps grow with the square of a chain's length
 
@@ -66,6 +67,7 @@ class ChainJob:
     sizes: tuple[int, ...]
     predict: Literal["auto", "full", "ends"]
     device: torch.device
+    precision: Precision = "float32"
 
     @property
     def label(self) -> str:
@@ -78,6 +80,10 @@ class ChainJob:
 
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
         """See :class:`par.steps.workers.Job`."""
+        with policy(self.device, self.precision):
+            return self._run(store, progress)
+
+    def _run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
         stream = load_stream(self.directory)
         learner: Method | None = None  # kept alive while its state is that of the last finished step
         entry, computed = None, 0
@@ -122,6 +128,7 @@ class ChainJob:
                 "head_only": planned.head_only,
                 "seed": self.seed,
                 "device": self.device.type,
+                "precision": self.precision,
                 "torch": torch.__version__,
                 "code": code,
             }

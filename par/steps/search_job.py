@@ -17,6 +17,7 @@ from par.steps.code_digest import PLUMBING, code_digest
 from par.steps.store import Store, entry_key
 from par.streams import load_stream
 from par.training.images import Images
+from par.training.precision import Precision, policy
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class SearchJob:
     task: int
     n_train: int
     device: torch.device
+    precision: Precision = "float32"
 
     @property
     def label(self) -> str:
@@ -54,6 +56,7 @@ class SearchJob:
             "task": load_stream(self.directory).tasks[self.task].digest,
             "seed": self.seed,
             "device": self.device.type,
+            "precision": self.precision,
             "torch": torch.__version__,
             "code": code_digest([__name__], PLUMBING),
         }
@@ -61,7 +64,8 @@ class SearchJob:
 
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
         """See :class:`par.steps.workers.Job`."""
-        _, is_new = store.get_or_compute(self.key, lambda: self._search(progress))
+        with policy(self.device, self.precision):
+            _, is_new = store.get_or_compute(self.key, lambda: self._search(progress))
         if not is_new:
             progress(self.cost())
         return int(is_new), int(not is_new)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from par import seeding
 from par.config import Recipe
 from par.training.images import Images
+from par.training.precision import autocast
 
 # Images predicted at once. On a CPU small batches stay in the cache: an expert of 64 channels does 115 images a CPU
 # second in batches of 64 with 1.0 GB resident, 73 in batches of 1024 with 5.9 GB (sources.md#cells).
@@ -158,11 +159,6 @@ def predict_classes(predict: Callable[[Tensor], Tensor], images: Images) -> Tens
 def accuracy(predict: Callable[[Tensor], Tensor], images: Images) -> float:
     """Share of images whose predicted class is right; ``predict`` maps images [b, 3, H, W] to logits [b, K]."""
     return float((predict_classes(predict, images) == images.labels.cpu()).double().mean())
-
-
-def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 on CUDA; nothing on a CPU, where it measured 0.68-0.78 of float32's speed (sources.md#cpu)."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
 def _optimizer(parameters: list[nn.Parameter], recipe: Recipe):
