@@ -1,12 +1,17 @@
-"""The device that computes, and its name."""
+"""The device that computes, its name, and which of several cards a job takes."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -26,3 +31,18 @@ def hardware(device: torch.device) -> str:
     model = models[0] if models else platform.processor() or platform.machine()
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{model}, {n_cores} cores"
+
+
+def in_turn(jobs: Sequence[T], n_cards: int) -> list[T]:
+    """Jobs (frozen dataclasses with a ``device``), each of those on ``cuda`` on one card: ``cuda:0``, ``cuda:1``, ...
+
+    A card's number decides nothing that is learned, so it is no part of a step's key.
+    """
+    return [replace(job, device=card_of(job.device, number, n_cards)) for number, job in enumerate(jobs)]
+
+
+def card_of(device: torch.device, number: int, n_cards: int) -> torch.device:
+    """The device of job ``number`` (from 0): a card, where ``device`` is ``cuda`` and names none."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", number % max(1, n_cards))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from par.config import Config, resolve_path
-from par.device import resolve_device
+from par.device import in_turn, resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json
 from par.relatedness.plan import plan_from_json
 from par.settings import resolve
@@ -24,7 +26,8 @@ def main(config: Config, stream: str, run: Run) -> None:
     variants = config.par_learners(stream)
     jobs = {(name, job.seed, job.task): job for name in variants for job in _jobs(config, stream, name)}
     distinct = {job.key: job for job in jobs.values()}  # variants share searches
-    outcome = run_jobs(list(distinct.values()), store, config.workers, f"search {stream}")
+    on_cards = in_turn(list(distinct.values()), torch.cuda.device_count())
+    outcome = run_jobs(on_cards, store, config.workers, f"search {stream}")
     check_outcome(outcome, run)
 
     def write(draft: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from par.config import PAR, Config, LearnerSettings, resolve_path
-from par.device import hardware, resolve_device
+from par.device import hardware, in_turn, resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
 from par.relatedness.plan import chains, plan_from_json
 from par.settings import resolve
@@ -33,7 +33,8 @@ def main(config: Config, stream: str, run: Run) -> None:
         for seed in config.seeds
     }
     distinct = {job.step_keys()[-1]: job for chain in jobs.values() for job in chain}  # variants share chains
-    outcome = run_jobs(list(distinct.values()), store, config.workers, f"train {stream}")
+    on_cards = in_turn(list(distinct.values()), torch.cuda.device_count())
+    outcome = run_jobs(on_cards, store, config.workers, f"train {stream}")
     check_outcome(outcome, run)
 
     def write(draft: Path) -> None:

@@ -13,11 +13,8 @@ from torch import Tensor, nn
 from par import seeding
 from par.config import Recipe
 from par.training.images import Images
+from par.training.memory import evaluation_batch
 from par.training.precision import autocast
-
-# Images predicted at once. On a CPU small batches stay in the cache: an expert of 64 channels does 115 images a CPU
-# second in batches of 64 with 1.0 GB resident, 73 in batches of 1024 with 5.9 GB (sources.md#cells).
-EVALUATION_BATCH = {"cpu": 64, "cuda": 1024}
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,7 @@ def predict_classes(predict: Callable[[Tensor], Tensor], images: Images) -> Tens
     """Predicted class (int64 [n], on the CPU) of every image, in order."""
     parts, device = [], images.pixels.device
     with autocast(device):
-        for rows in torch.arange(len(images)).split(EVALUATION_BATCH[device.type]):
+        for rows in torch.arange(len(images)).split(evaluation_batch(device, images.size)):
             parts.append(predict(images.batch(rows)).argmax(dim=1).cpu())
     return torch.cat(parts)
 
