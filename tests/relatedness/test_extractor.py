@@ -130,7 +130,7 @@ def test_a_batch_too_large_for_the_card_is_one_sentence(lite0):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     small = dataclasses.replace(lite0, network=full, batch_size=7)
-    with pytest.raises(ConfigError, match="extractor.batch_size = 7 images of 16 pixels do not fit .* lower it"):
+    with pytest.raises(ConfigError, match="extractor.batch_size = 7 images of 32 pixels do not fit .* lower it"):
         small.features(images())
 
 
