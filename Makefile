@@ -12,7 +12,7 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro preset lint test test-fast test-exhaustive ui
+.PHONY: help install repro preset lint test test-fast test-exhaustive ui device
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,14 +39,17 @@ test: $(STAMP) ## run all tests
 	python -m pytest
 
 test-fast: $(STAMP) ## run the tests that take no more than a few seconds each
-	python -m pytest -m "not slow"
+	python -m pytest -m "not slow and not gpu"
 
 test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream
-	python -m pytest -m ""
+	python -m pytest -m "not gpu"
 
 ui: $(STAMP) ## start the MLflow UI on http://127.0.0.1:5000
 	@echo "Open http://127.0.0.1:5000/#/experiments/1/runs?workflowType=machine_learning"
 	mlflow ui --workers 1 --backend-store-uri sqlite:///mlflow.db
+
+device: $(STAMP) ## pack what `python -m benchmarks.device` needs on a machine with a GPU (CIFAR100 from D=data/sources)
+	python -m benchmarks.pack --data-dir $(or $(D),data/sources) --out device
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: PYTHON=...")'
