@@ -5,6 +5,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := $(CURDIR)/.venv
 STAMP := $(VENV)/.installed
 P := demo
+# oneDNN and torch then take the kernels of older CPUs
+WITHOUT_AVX512 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
 
 # dvc.yaml and the tests say `python`, which must be the environment's
 export PATH := $(VENV)/bin:$(PATH)
@@ -12,15 +14,19 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro preset lint test test-fast test-exhaustive ui device
+.PHONY: help install repro status preset lint test test-fast test-avx2 test-exhaustive ui device
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create the environment in .venv from requirements.lock
 
 repro: $(STAMP) ## run the pipeline on params.yaml: all tables and figures (dvc repro)
 	dvc repro
+
+status: $(STAMP) ## say what `dvc repro` would run, data sets that changed or are missing included
+	python -m pipeline.fingerprints
+	dvc status
 
 preset: $(STAMP) ## copy presets/$(P).yaml to params.yaml, then run: make preset P=paper
 	@for known in presets/*.yaml; do ! cmp -s $$known params.yaml || exit 0; done; \
@@ -41,12 +47,15 @@ test: $(STAMP) ## run all tests
 test-fast: $(STAMP) ## run the tests that take no more than a few seconds each
 	python -m pytest -m "not slow and not gpu"
 
-test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream
-	python -m pytest -m "not gpu"
+test-avx2: $(STAMP) ## run the tests of test-fast as on a CPU without AVX-512
+	$(WITHOUT_AVX512) python -m pytest -m "not slow and not gpu"
 
-ui: $(STAMP) ## start the MLflow UI on http://127.0.0.1:5000
-	@echo "Open http://127.0.0.1:5000/#/experiments/1/runs?workflowType=machine_learning"
-	mlflow ui --workers 1 --backend-store-uri sqlite:///mlflow.db
+test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream, then as on a CPU without AVX-512
+	python -m pytest -m "not gpu"
+	$(WITHOUT_AVX512) python -m pytest -m "not gpu"
+
+ui: $(STAMP) ## start the MLflow UI on http://127.0.0.1:5000, or on another port: make ui PORT=5001
+	python -m pipeline.ui
 
 device: $(STAMP) ## pack what `python -m benchmarks.device` needs on a machine with a GPU (CIFAR100 from D=data/sources)
 	python -m benchmarks.pack --data-dir $(or $(D),data/sources) --out device

@@ -32,7 +32,7 @@ from par.cells.genotype import DARTS_V1, GENOTYPE_OPERATIONS, KINDS
 from par.cells.operations import make_operation
 from par.cells.supernet import Supernet
 from par.config import Config, ExpertSettings, ExtractorSettings, NetworkSettings, Recipe, SearchSettings
-from par.device import hardware, in_turn
+from par.device import card_of, hardware
 from par.files import write_json
 from par.networks.resnet import LightResNet18
 from par.relatedness.extractor import load_extractor
@@ -351,7 +351,8 @@ def processes(plan: Plan) -> Iterator[Row]:
 
         def run(workers: int = workers) -> Row:
             job = ChainJob(settings, plan.stream, 0, (ChainTask(0),), (n_images,), "ends", plan.device, plan.precision)
-            jobs = in_turn([replace(job, seed=seed) for seed in range(workers)], max(1, torch.cuda.device_count()))
+            n_cards = torch.cuda.device_count()
+            jobs = [replace(job, seed=seed, device=card_of(job.device, seed, n_cards)) for seed in range(workers)]
             started = time.perf_counter()
             outcome = run_jobs(jobs, Store(plan.out / f"store {workers}"), workers, f"{workers} processes")
             seconds = time.perf_counter() - started

@@ -35,6 +35,7 @@ PAR = "par"  # the method whose variants the ablation runs
 PAPER_ALPHA, PAPER_BETA = 0.5, 0.75  # paper 4.2
 STANDARD_VARIANTS = Path(__file__).with_name("variants.yaml")
 
+Predict = Literal["auto", "full", "ends"]  # see Config.predict
 Threshold = Annotated[float, Range(high=1)]  # scores are at most 1 (eq. 8); -.inf is below all of them
 
 
@@ -227,7 +228,7 @@ class Config:
     workers: Count = 1
     # after which steps test images are predicted: after all (full), as far as AP and AF need (ends), or full for chains
     # of up to 20 tasks and ends for longer ones (auto)
-    predict: Literal["auto", "full", "ends"] = "auto"
+    predict: Predict = "auto"
     extractor: ExtractorSettings = ExtractorSettings()
     distance: DistanceSettings = DistanceSettings()
     recipe: Recipe = Recipe()
@@ -327,7 +328,11 @@ def check(config: Config) -> None:
     """
     for name, block in config.methods.items():
         _check_method_block(name, block)
-    check_names("ablation.streams", config.ablation.streams, config.streams)
+    for name in config.ablation.streams:
+        if name not in config.streams:
+            raise ConfigError(
+                f"ablation.streams: {name!r} is not run, as streams does not list it; add it there or remove it here."
+            )
     if not config.seeds or len(set(config.seeds)) != len(config.seeds):
         raise ConfigError(f"seeds = {list(config.seeds)} is not allowed; give one or more different whole numbers.")
     if config.expert.channels % 2:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
-T = TypeVar("T")
+from par.schema import ConfigError
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto`` is CUDA where there is a device, else the CPU."""
+    """``auto`` is CUDA where there is a device, else the CPU.
+
+    Raises:
+        ConfigError: CUDA is asked for where there is none.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        built = "sees no CUDA device" if torch.backends.cuda.is_built() else "is built without CUDA"
+        raise ConfigError(
+            f"device = 'cuda', but torch {torch.__version__} {built} here; allowed here are auto and cpu."
+        )
     return torch.device(name)
 
 
@@ -33,16 +39,11 @@ def hardware(device: torch.device) -> str:
     return f"{model}, {n_cores} cores"
 
 
-def in_turn(jobs: Sequence[T], n_cards: int) -> list[T]:
-    """Jobs (frozen dataclasses with a ``device``), each of those on ``cuda`` on one card: ``cuda:0``, ``cuda:1``, ...
-
-    A card's number decides nothing that is learned, so it is no part of a step's key.
-    """
-    return [replace(job, device=card_of(job.device, number, n_cards)) for number, job in enumerate(jobs)]
-
-
 def card_of(device: torch.device, number: int, n_cards: int) -> torch.device:
-    """The device of job ``number`` (from 0): a card, where ``device`` is ``cuda`` and names none."""
+    """The device of job ``number`` (from 0): where ``device`` is ``cuda`` without a card's number, the cards in turn.
+
+    The number decides nothing that is learned, so it is no part of a step's key.
+    """
     if device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", number % max(1, n_cards))

@@ -69,6 +69,11 @@ def accuracy_matrix(
     return matrix
 
 
+def chance_level(labels: np.ndarray) -> float:
+    """The share of the largest class among a task's test labels ``[n]``: what a constant answer reaches at best."""
+    return float(np.unique(labels, return_counts=True)[1].max() / len(labels))
+
+
 def average_accuracy(matrix: np.ndarray) -> float:
     """AP = 1/T sum_j r_Tj, the paper's average performance (sources.md#metrics)."""
     return _mean(matrix[-1])

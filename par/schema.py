@@ -14,9 +14,14 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from ruamel.yaml import YAML, YAMLError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Schema = TypeVar("Schema", bound="DataclassInstance")
 
 NAME_PATTERN = re.compile(r"[a-z0-9_]+")
 
@@ -70,7 +75,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def parse(schema: type, raw: Any, where: str = "") -> Any:
+def parse(schema: type[Schema], raw: Any, where: str = "") -> Schema:
     """Fill the frozen dataclass ``schema`` from a plain mapping; ``where`` is the key's path in messages.
 
     Raises:
@@ -90,7 +95,7 @@ def parse(schema: type, raw: Any, where: str = "") -> Any:
     return schema(**{key: convert(hints[key], value, _join(where, key)) for key, value in raw.items()})
 
 
-def override(instance: Any, changes: Mapping[str, Any], where: str) -> Any:
+def override(instance: Schema, changes: Mapping[str, Any], where: str) -> Schema:
     """A copy of a schema instance with (nested) ``changes`` applied and checked like the original.
 
     Raises:
@@ -105,7 +110,7 @@ def override(instance: Any, changes: Mapping[str, Any], where: str) -> Any:
             allowed = _keys(type(instance))
             raise ConfigError(f"{_join(where, key)} = {value!r} is not a known key; allowed here: {allowed}.")
         current = getattr(instance, key)
-        if dataclasses.is_dataclass(current):
+        if dataclasses.is_dataclass(current) and not isinstance(current, type):
             values[key] = override(current, value, _join(where, key))
         else:
             values[key] = convert(hints[key], value, _join(where, key))
@@ -126,6 +131,8 @@ def to_plain(value: Any) -> Any:
 def convert(hint: Any, value: Any, where: str) -> Any:
     """``value`` as the type ``hint``, or a ConfigError that names ``where``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
     if origin is Annotated:
         converted = convert(arguments[0], value, where)
         if converted not in arguments[1]:
@@ -143,7 +150,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"{where} = {value!r} is not a list; allowed is a list of {_describe(arguments[0])}.")
         return tuple(convert(arguments[0], item, f"{where}[{position}]") for position, item in enumerate(value))
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return parse(hint, value, where)
     if origin is Mapping:
         if value is not None and not isinstance(value, Mapping):
@@ -154,6 +161,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     if hint in (int, bool, str) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
+    if hint is str and not isinstance(value, (Mapping, list, types.NoneType)):
+        raise ConfigError(f"{where} = {value} is no text to YAML; put it in quotes.")
     raise ConfigError(f"{where} = {value!r} has the wrong type; allowed is {_describe(hint)}.")
 
 

@@ -6,8 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 def derive(*names: object) -> int:
@@ -21,7 +25,7 @@ def numpy_generator(*names: object) -> np.random.Generator:
     return np.random.default_rng(derive(*names))
 
 
-def torch_generator(*names: object):
+def torch_generator(*names: object) -> torch.Generator:
     """A torch generator on the CPU seeded by :func:`derive`; draws made on it are the same on every device."""
     import torch
 

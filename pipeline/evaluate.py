@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 from tqdm import tqdm
 
 from par.config import Config
 from par.files import read_json, write_json
-from par.metrics import evaluate_learner
-from par.streams import load_stream
-from pipeline.stage import RESULTS, RUNS, STREAMS, run_stage
+from par.metrics import chance_level, evaluate_learner
+from par.streams import Stream, load_stream
+from pipeline.stage import RESULTS, RUNS, STREAMS, StageError, run_stage
 from pipeline.tracking import Run
 
 
@@ -17,20 +21,26 @@ def main(config: Config, stream: str, run: Run) -> None:
     """Write ``results/<stream>.json`` (contract in README, section Architecture)."""
     streams = {seed: load_stream(STREAMS / stream / str(seed)) for seed in config.seeds}
     labels = {seed: [task.split("test").labels for task in built.tasks] for seed, built in streams.items()}
-    learners: dict[str, dict[str, dict]] = {}
+    learners: dict[str, dict[str, dict[str, Any]]] = {}
     for directory in tqdm(sorted((RUNS / stream).glob("*/*/")), desc=f"evaluate {stream}", unit="run"):
         learner, seed = directory.parent.name, int(directory.name)
         costs = read_json(directory / "steps.json")
-        with np.load(directory / "predictions.npz") as archive:
-            predictions = dict(archive)
+        predictions = _predictions(directory / "predictions.npz", streams[seed])
         chains = costs.pop("chains")
         entry = evaluate_learner(predictions, labels[seed], chains, costs, (stream, learner, seed))
         learners.setdefault(learner, {})[str(seed)] = entry
         run.metrics({f"AP/{learner}": entry["ap"], f"AF/{learner}": entry["af"]}, step=seed)
     tasks = {
         str(seed): [
-            {"name": task.name, "source": task.source, "n_classes": task.n_classes, "counts": task.counts}
-            for task in built.tasks
+            {
+                "name": task.name,
+                "source": task.source,
+                "n_classes": task.n_classes,
+                "class_names": task.class_names,
+                "chance": chance_level(of_task),
+                "counts": task.counts,
+            }
+            for task, of_task in zip(built.tasks, labels[seed], strict=True)
         ]
         for seed, built in streams.items()
     }
@@ -38,6 +48,34 @@ def main(config: Config, stream: str, run: Run) -> None:
     out = RESULTS / f"{stream}.json"
     write_json(out, {"stream": stream, "tasks": tasks, "hardware": hardware, "learners": learners})
     run.artifact(out)
+
+
+def _predictions(path: Path, stream: Stream) -> dict[str, np.ndarray]:
+    """Predictions by ``"i/j"``, uint8 [n_test_j], each a class of task j.
+
+    Raises:
+        StageError: the file is damaged, or holds anything else.
+    """
+    try:
+        with np.load(path) as archive:  # refuses Python objects, which would be code
+            predictions = dict(archive)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise StageError(f"{path} cannot be read ({error}); delete {path.parents[2]} and train again.") from None
+    tasks = {str(task.index): task for task in stream.tasks}
+    for name, classes in predictions.items():
+        task = tasks.get(name.partition("/")[2])
+        if task is None:
+            wrong = "which is no task of the stream"
+        elif classes.dtype != np.uint8:
+            wrong = f"whose type is {classes.dtype}, not uint8"
+        elif classes.shape != (task.counts["test"],):
+            wrong = f"whose shape is {classes.shape} for {task.counts['test']} test images"
+        elif classes.max(initial=0) >= task.n_classes:
+            wrong = f"of a class {classes.max()} where there are {task.n_classes}"
+        else:
+            continue
+        raise StageError(f"{path} holds {name!r}, {wrong}; delete {path.parents[2]} and train again.")
+    return predictions
 
 
 if __name__ == "__main__":

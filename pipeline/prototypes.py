@@ -14,7 +14,7 @@ from pipeline.tracking import Run
 
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``data/prototypes/<stream>.npz``: ``<seed>/<task>/<split>/means`` and ``counts``."""
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     with np.load(FEATURES / f"{stream}.npz") as features:
         names = [name.removesuffix("/features") for name in features.files if name.endswith("/features")]
         for name in tqdm(names, desc=f"prototypes {stream}", unit="split"):

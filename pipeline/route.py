@@ -7,13 +7,14 @@ alike write the same bytes, and nothing after this stage runs again.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import numpy as np
 from tqdm import tqdm
 
 from par.config import PAR, Config
 from par.files import write_csv, write_json
-from par.relatedness.distance import distance_matrix, pair_score
+from par.relatedness.distance import Estimator, distance_matrix, pair_score
 from par.relatedness.plan import plan_to_json
 from par.relatedness.prototypes import Prototypes
 from par.relatedness.routing import route
@@ -65,7 +66,14 @@ def main(config: Config, stream: str, run: Run) -> None:
     run.artifact(DISTANCES / f"{stream}.csv")
 
 
-def _distances(estimator: str, split: str, seed: int, built: Stream, features, prototypes) -> np.ndarray:
+def _distances(
+    estimator: Estimator,
+    split: str,
+    seed: int,
+    built: Stream,
+    features: Mapping[str, np.ndarray],
+    prototypes: Mapping[str, np.ndarray],
+) -> np.ndarray:
     """Raw distances [T, T] of one seed's stream."""
     names = [f"{seed}/{task.index}/{split}" for task in built.tasks]
     return distance_matrix(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from par.config import Config, resolve_path
-from par.device import in_turn, resolve_device
+from par.device import card_of, resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json
 from par.relatedness.plan import plan_from_json
 from par.settings import resolve
@@ -23,17 +24,17 @@ from pipeline.tracking import Run
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``cells/<stream>/<variant>/<seed>/<task>.json`` (genotype, seconds) and ``.csv`` (the course)."""
     store = Store(resolve_path(DEFAULT_FOLDER))
-    variants = config.par_learners(stream)
-    jobs = {(name, job.seed, job.task): job for name in variants for job in _jobs(config, stream, name)}
+    jobs = jobs_of(config, stream)
     distinct = {job.key: job for job in jobs.values()}  # variants share searches
-    on_cards = in_turn(list(distinct.values()), torch.cuda.device_count())
+    n_cards = torch.cuda.device_count()
+    on_cards = [replace(job, device=card_of(job.device, i, n_cards)) for i, job in enumerate(distinct.values())]
     outcome = run_jobs(on_cards, store, config.workers, f"search {stream}")
     check_outcome(outcome, run)
 
     def write(draft: Path) -> None:
         draft.mkdir()
         for (name, seed, task), job in jobs.items():
-            entry = store.get(job.key)
+            entry = store.existing(job.key)
             base = draft / name / str(seed) / str(task)
             write_json(base.with_suffix(".json"), {"genotype": entry["genotype"], "seconds": entry["seconds"]})
             if entry["history"]:
@@ -42,6 +43,12 @@ def main(config: Config, stream: str, run: Run) -> None:
 
     write_atomically(CELLS / stream, write)
     run.artifact(CELLS / stream)
+
+
+def jobs_of(config: Config, stream: str) -> dict[tuple[str, int, int], SearchJob]:
+    """The search of every variant, seed and task that the plans send to it."""
+    variants = config.par_learners(stream)
+    return {(name, job.seed, job.task): job for name in variants for job in _jobs(config, stream, name)}
 
 
 def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from par.config import Config
+from par.files import in_words
+from par.operating_system import SIGINT_EXIT, SIGTERM_EXIT
 from par.schema import ConfigError
 from par.settings import load
 from par.streams import SourceError
 from pipeline import tracking
 
 if TYPE_CHECKING:  # a stage that trains nothing need not import torch
-    from par.steps.workers import Outcome
+    from par.steps.workers import Failure, Outcome
 
 # Where the stages' files lie, relative to the checkout (or to the temporary one of ``dvc exp run --temp``).
+FINGERPRINTS = Path("data/fingerprints")
 STREAMS = Path("data/streams")
 FEATURES = Path("data/features")
 PROTOTYPES = Path("data/prototypes")
@@ -39,7 +43,7 @@ def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> N
     parser = argparse.ArgumentParser(prog=f"python -m pipeline.{name}")
     parser.add_argument("--stream", required=True, help="name of a stream in params.yaml")
     stream = parser.parse_args().stream
-    with _mistakes_in_one_sentence(f"{name} {stream}"):
+    with mistakes_in_one_sentence(f"{name} {stream}"):
         config = load()
         if stream not in config.streams:
             raise ConfigError(
@@ -52,20 +56,40 @@ def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> N
 def run_tables(body: Callable[[Config, tracking.Run], None]) -> None:
     """Run the last stage, ``python -m pipeline.tables``, which has no stream and publishes all journals."""
     argparse.ArgumentParser(prog="python -m pipeline.tables").parse_args()
-    with _mistakes_in_one_sentence("tables"):
+    with mistakes_in_one_sentence("tables"):
         config = load()
         with tracking.stage(config, "tables", publish=True) as run:
             body(config, run)
 
 
 @contextmanager
-def _mistakes_in_one_sentence(place: str) -> Iterator[None]:
-    """Turn the exceptions that a user can cause into one line and exit code 1; a bug keeps its traceback."""
+def mistakes_in_one_sentence(place: str) -> Iterator[None]:
+    """Turn Ctrl-C and the exceptions that a user can cause into one line and an exit code; a bug keeps its traceback.
+
+    The code is 130 for Ctrl-C, as in a shell, else 1.
+    """
     try:
         yield
     except (ConfigError, SourceError, StageError) as error:
         print(f"{place}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except OSError as error:
+        print(f"{place}: {in_words(error)}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print(f"{place}: interrupted; finished steps are kept, run it again to go on.", file=sys.stderr)
+        _leave(SIGINT_EXIT)
+    except SystemExit as leaving:
+        if leaving.code == SIGTERM_EXIT:
+            _leave(SIGTERM_EXIT)
+        raise
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: Python takes a second to clear torch away, too long for whoever waits, or is dead and succeeded."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def check_outcome(outcome: Outcome, run: tracking.Run) -> None:
@@ -76,10 +100,16 @@ def check_outcome(outcome: Outcome, run: tracking.Run) -> None:
     """
     print(f"steps computed: {outcome.steps_computed}, from the store: {outcome.steps_reused}")
     run.metrics({"steps_computed": outcome.steps_computed, "steps_reused": outcome.steps_reused})
-    if outcome.failures:
-        for label, error in outcome.failures.items():
-            print(f"--- {label}\n{error}", file=sys.stderr)
-        raise StageError(
-            f"{len(outcome.failures)} jobs failed ({'; '.join(outcome.failures)}); their tracebacks are above, "
-            "what the others computed is kept. Mend the cause and run the pipeline again."
-        )
+    labels_of: dict[Failure, list[str]] = {}  # a full disk fails all jobs alike
+    for label, failure in outcome.failures:
+        labels_of.setdefault(failure, []).append(label)
+    lines = []
+    for failure, labels in labels_of.items():
+        jobs = labels[0] if len(labels) == 1 else f"{len(labels)} jobs ({'; '.join(labels)})"
+        if failure.is_bug:
+            print(f"--- {jobs}\n{failure.text}", file=sys.stderr)
+            lines.append(f"{jobs} failed; the traceback is above, please report it.")
+        else:
+            lines.append(f"{jobs} failed: {failure.text}")
+    if lines:
+        raise StageError("\n".join([*lines, "What the other jobs computed is kept."]))

@@ -49,6 +49,9 @@ def _inputs(config: Config) -> Inputs:
         histories={stream: _by_search(CELLS / stream, ".csv", pd.read_csv) for stream in config.streams},
         sheets={stream: _sheet(of_seed[config.seeds[0]]) for stream, of_seed in built.items()},
         digests={stream: {str(seed): one.digest for seed, one in of_seed.items()} for stream, of_seed in built.items()},
+        findings={
+            stream: {str(seed): one.findings for seed, one in of_seed.items()} for stream, of_seed in built.items()
+        },
         provenance={"commit": commit, "dirty": dirty, "python": platform.python_version(), "torch": version("torch")},
     )
 

@@ -28,7 +28,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,14 @@ from typing import Any
 from ruamel.yaml import YAML, YAMLError
 
 from par.config import Config
-from par.files import sha256_bytes, sha256_file, write_atomically
-from par.operating_system import die_with_parent
+from par.files import sha256_bytes, sha256_file
+from par.operating_system import SIGTERM_EXIT
 from par.schema import to_plain
 from pipeline import sync
-from pipeline.journal import OWN, PARENT, Journal, home, milliseconds, read_closed, safe_name
+from pipeline.address import scrubbed
+from pipeline.journal import OWN, PARENT, Journal, home, milliseconds, safe_name, waiting
 
 PUBLISH_AFTER = 60.0  # seconds; publishing costs 2.3 s, so at most 4% of the time goes into it
-SIGTERM_EXIT = 128 + signal.SIGTERM
 
 
 class Run:
@@ -81,16 +81,13 @@ class Run:
                 self.artifact(item, f"{folder}/{path.name}".strip("/"))
             return
         copy = f"{sha256_file(path)}/{path.name}"
-        if not (home() / "files" / copy).is_file():
-            write_atomically(home() / "files" / copy, lambda draft: shutil.copyfile(path, draft))
-        self._journal.write("artifact", self._run, file=copy, folder=folder)
+        self._journal.artifact(self._run, copy, folder, lambda draft: shutil.copyfile(path, draft))
 
     def text(self, name: str, text: str) -> None:
         """Keep ``text`` as the artifact ``name`` (a file name)."""
         content = text.encode()
         copy = f"{sha256_bytes(content)}/{name}"
-        write_atomically(home() / "files" / copy, lambda draft: draft.write_bytes(content))
-        self._journal.write("artifact", self._run, file=copy, folder="")
+        self._journal.artifact(self._run, copy, "", lambda draft: draft.write_bytes(content))
 
     def dataset(self, name: str, digest: str, source: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Name the run's input: ``source`` says where it lies (``dvc:data/streams/...``), ``rows`` is its index.
@@ -163,29 +160,38 @@ def stage(config: Config, name: str, item: str | None = None, *, publish: bool =
             raise
         finally:
             journal.close()
-            try:
-                if status != "KILLED" and (publish or status == "FAILED" or _due()):
-                    lines = [sync.publish(), *(sync.deep_links(config.tracking.experiment) if publish else [])]
-                else:
-                    lines = [
-                        f"MLflow: {journal.stage_name} is in the journal; a later stage publishes it, or "
-                        "python -m pipeline.sync."
-                    ]
-            except Exception as problem:  # whatever MLflow, its server or its database does must not fail the stage
-                reason = " ".join(str(problem).split())[:200]
-                lines = [
-                    f"MLflow is out of reach ({reason}); all is kept in {home() / 'journal'}, "
-                    "python -m pipeline.sync publishes it."
-                ]
-            print("\n".join(lines), flush=True)
+            print("\n".join(_account(config, journal, status, publish)), flush=True)
+
+
+def _account(config: Config, journal: Journal, status: str, publish: bool) -> list[str]:
+    """Publish if it is due; returns what a user should know about the stage's journal and MLflow."""
+    lines = []
+    if journal.n_lost:
+        lines.append(
+            f"MLflow: {journal.n_lost} of {journal.n_events} events of {journal.stage_name} are not recorded "
+            f"({journal.problem}), so MLflow shows the stage in part or not at all, as KILLED if its end is missing; "
+            f"its results do not depend on it. Make {home()} writable, with room, before the next run."
+        )
+    try:
+        if status != "KILLED" and (publish or status == "FAILED" or _due()):
+            lines += sync.publish(config.tracking.experiment, links=publish).lines()
+        elif journal.n_lost < journal.n_events:
+            lines.append(
+                f"MLflow: {journal.stage_name} is in the journal; a later stage publishes it, or "
+                "python -m pipeline.sync."
+            )
+    except Exception as problem:  # nothing about MLflow, its server or its database may fail the stage
+        lines.append(f"MLflow: not published ({scrubbed(str(problem))}); python -m pipeline.sync does it.")
+    return lines
 
 
 def _due() -> bool:
-    """Whether the oldest journal that waits for publication was begun more than PUBLISH_AFTER seconds ago."""
-    for path in sorted((home() / "journal").glob("*.jsonl")):
-        if read_closed(path) is not None:
-            return milliseconds() - int(path.name.split("-")[0]) > 1000 * PUBLISH_AFTER
-    return False
+    """Whether a journal has waited for more than PUBLISH_AFTER seconds, and MLflow was not out of reach since."""
+    oldest = waiting()[:1]
+    begun = [int(path.name.split("-")[0]) for path in oldest]
+    with suppress(OSError):
+        begun.append(int(1000 * sync.failure_mark().stat().st_mtime))
+    return bool(oldest) and milliseconds() - max(begun) > 1000 * PUBLISH_AFTER
 
 
 @contextmanager
@@ -208,17 +214,11 @@ def _status(error: BaseException) -> str:
 
 @contextmanager
 def _terminated_cleanly() -> Iterator[None]:
-    """Make SIGTERM raise ``SystemExit(143)`` in the block, and have Linux send it should dvc die.
-
-    A dvc that is killed leaves its stage running as an orphan, which writes into the outputs of the next dvc
-    (sources.md#dvc). Only under DVC: a stage started by hand may outlive its shell (``nohup``).
-    """
+    """Make SIGTERM, which also comes when dvc dies (see the package), raise ``SystemExit(143)`` in the block."""
 
     def leave(signal_number: int, frame: object) -> None:
         raise SystemExit(SIGTERM_EXIT)
 
-    if "DVC_STAGE" in os.environ:
-        die_with_parent()
     previous = signal.signal(signal.SIGTERM, leave)
     try:
         yield
@@ -253,10 +253,10 @@ def _identity(config: Config, stage_name: str) -> dict[str, Any]:
 def git_state() -> tuple[str, bool]:
     """The commit (empty where there is none) and whether the files it tracks differ from it.
 
-    dvc.lock and the reports change while the pipeline runs, and params.yaml by copying a preset over it; they do not
-    make its code or parameters different.
+    The lock files and the reports change while the pipeline runs, and params.yaml by copying a preset over it; they do
+    not make its code or parameters different.
     """
-    unlike = [":(top,exclude)dvc.lock", ":(top,exclude)reports"]
+    unlike = [":(top,exclude)dvc.lock", ":(top,exclude)pipeline/dvc.lock", ":(top,exclude)reports"]
     params, presets = Path("params.yaml"), Path("presets").glob("*.yaml")
     if params.is_file() and any(preset.read_bytes() == params.read_bytes() for preset in presets):
         unlike.append(":(top,exclude)params.yaml")
@@ -282,7 +282,7 @@ def _swept(preset: str) -> dict[str, str]:
 
 def _leaves(block: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings flattened to dotted names."""
-    leaves = {}
+    leaves: dict[str, Any] = {}
     for name, value in block.items():
         if isinstance(value, Mapping):
             leaves |= _leaves(value, f"{prefix}{name}.")

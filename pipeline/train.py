@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from par.config import PAR, Config, LearnerSettings, resolve_path
-from par.device import hardware, in_turn, resolve_device
+from par.config import PAR, Config, LearnerSettings, Predict, resolve_path
+from par.device import card_of, hardware, resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
 from par.relatedness.plan import chains, plan_from_json
 from par.settings import resolve
@@ -22,24 +23,18 @@ from pipeline.tracking import Run
 
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``runs/<stream>/<learner>/<seed>/`` (contract in README, section Architecture) and ``hardware.json``."""
-    # a wrong hyper-parameter stops the stage before the first step
-    settings = {learner: resolve(config, stream, learner) for learner in config.learners(stream)}
-    store = Store(resolve_path(DEFAULT_FOLDER))
-    device = resolve_device(config.device)
-    precision = resolve_precision(config.precision, device)
-    jobs = {
-        (learner, seed): _jobs(settings[learner], stream, seed, config.predict, device, precision)
-        for learner in settings
-        for seed in config.seeds
-    }
+    store, device = Store(resolve_path(DEFAULT_FOLDER)), resolve_device(config.device)
+    jobs = jobs_of(config, stream, device)
     distinct = {job.step_keys()[-1]: job for chain in jobs.values() for job in chain}  # variants share chains
-    on_cards = in_turn(list(distinct.values()), torch.cuda.device_count())
+    n_cards = torch.cuda.device_count()
+    on_cards = [replace(job, device=card_of(job.device, i, n_cards)) for i, job in enumerate(distinct.values())]
     outcome = run_jobs(on_cards, store, config.workers, f"train {stream}")
     check_outcome(outcome, run)
 
     def write(draft: Path) -> None:
         draft.mkdir()
-        write_json(draft / "hardware.json", {"device": hardware(device) + (", bf16" if precision == "bf16" else "")})
+        in_bf16 = resolve_precision(config.precision, device) == "bf16"
+        write_json(draft / "hardware.json", {"device": hardware(device) + (", bf16" if in_bf16 else "")})
         for (learner, seed), chain in jobs.items():
             with run.child(f"{learner} seed {seed}") as child:
                 _write_run(draft / learner / str(seed), stream, chain, store, child)
@@ -47,8 +42,19 @@ def main(config: Config, stream: str, run: Run) -> None:
     write_atomically(RUNS / stream, write)
 
 
+def jobs_of(config: Config, stream: str, device: torch.device) -> dict[tuple[str, int], list[ChainJob]]:
+    """The chains of every learner and seed; a wrong hyper-parameter is found before there is a job."""
+    precision = resolve_precision(config.precision, device)
+    settings = {learner: resolve(config, stream, learner) for learner in config.learners(stream)}
+    return {
+        (learner, seed): _jobs(settings[learner], stream, seed, config.predict, device, precision)
+        for learner in settings
+        for seed in config.seeds
+    }
+
+
 def _jobs(
-    settings: LearnerSettings, stream: str, seed: int, predict: str, device: torch.device, precision: Precision
+    settings: LearnerSettings, stream: str, seed: int, predict: Predict, device: torch.device, precision: Precision
 ) -> list[ChainJob]:
     """The chains of one learner and seed."""
     directory = STREAMS / stream / str(seed)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
-from par.device import card_of, in_turn, resolve_device
-
-
-@dataclass(frozen=True)
-class Job:
-    device: torch.device
+from par.device import card_of, resolve_device
 
 
 @pytest.mark.parametrize(
     "name, number, n_cards, expected",
     [
         ("cuda", 0, 2, "cuda:0"),
+        ("cuda", 2, 2, "cuda:0"),
         ("cuda", 3, 2, "cuda:1"),
         ("cuda", 5, 1, "cuda:0"),
         ("cuda:1", 4, 3, "cuda:1"),
@@ -28,11 +22,6 @@ class Job:
 )
 def test_which_card_a_job_takes(name, number, n_cards, expected):
     assert card_of(torch.device(name), number, n_cards) == torch.device(expected)
-
-
-def test_jobs_take_the_cards_in_turn():
-    jobs = in_turn([Job(torch.device("cuda"))] * 5, 3)
-    assert [job.device.index for job in jobs] == [0, 1, 2, 0, 1]
 
 
 @pytest.mark.parametrize("there, expected", [(True, "cuda"), (False, "cpu")])

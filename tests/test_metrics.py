@@ -143,3 +143,8 @@ def test_evaluate_learner_names_what_is_missing(labels):
     with pytest.raises(ValueError, match="lack n_state, epochs"):
         costs = {key: value for key, value in COSTS.items() if key not in ("n_state", "epochs")}
         metrics.evaluate_learner({}, labels, [[0, 1, 2]], costs, ("s", "par", 0))
+
+
+def test_chance_is_the_share_of_the_largest_class():
+    assert metrics.chance_level(np.array([0, 0, 0, 1, 2, 2, 2, 2])) == 0.5
+    assert metrics.chance_level(np.repeat(np.arange(5), 7)) == pytest.approx(0.2)

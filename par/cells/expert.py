@@ -34,8 +34,9 @@ class Cell(nn.Module):
 
     def forward(self, older: State, newer: State) -> Tensor:
         states = self.inputs(older, newer)
-        for (first, second), (operation_1, operation_2) in zip(self.predecessors, self.operations):
-            states.append(State(states[first].through(operation_1) + states[second].through(operation_2)))
+        for (first, second), operations in zip(self.predecessors, self.operations):
+            assert isinstance(operations, nn.ModuleList)
+            states.append(State(states[first].through(operations[0]) + states[second].through(operations[1])))
         return torch.cat([state.raw for state in states[2:]], dim=1)
 
 

@@ -14,7 +14,7 @@ KINDS = ("normal", "reduce")
 N_NODES = 4  # intermediate nodes of a cell; its two inputs come before them
 EDGES = tuple((node, predecessor) for node in range(N_NODES) for predecessor in range(2 + node))  # 14 a cell
 
-Node = tuple[tuple[str, int], tuple[str, int]]
+Node = tuple[tuple[str, int], ...]  # two pairs (operation, predecessor), which Genotype checks
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Genotype:
             for index, node in enumerate(nodes):
                 _check_node(node, index, f"Genotype cell {kind!r}, node {index}")
 
-    def to_json(self) -> dict[str, list]:
+    def to_json(self) -> dict[str, list[Any]]:
         """Plain lists, ready for JSON: ``{"normal": [[[operation, predecessor], ...], ...], "reduce": ...}``."""
         return {kind: [[list(pair) for pair in node] for node in getattr(self, kind)] for kind in KINDS}
 

@@ -6,6 +6,7 @@ Every module maps float [n, C_in, H, W] to [n, C_out, ceil(H / stride), ceil(W /
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +87,7 @@ class _EvenAndOdd(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, images: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         ctx.shape = images.shape
         height, width = images.shape[2:]
         even = images[:, :, ::2, ::2].contiguous(memory_format=torch.channels_last)
@@ -96,7 +97,7 @@ class _EvenAndOdd(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, even: Tensor, odd: Tensor) -> Tensor:
+    def backward(ctx: Any, even: Tensor, odd: Tensor) -> Tensor:
         height, width = ctx.shape[2:]
         gradient = torch.empty(
             ctx.shape, dtype=even.dtype, device=even.device, memory_format=torch.channels_last

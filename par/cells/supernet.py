@@ -34,14 +34,20 @@ class SearchCell(nn.Module):
         states = self.inputs(older, newer)
         for node in range(N_NODES):
             terms = [
-                states[predecessor].through(edge[name])
-                for (target, predecessor), edge, name in zip(EDGES, self.edges, self.chosen, strict=True)
+                states[predecessor].through(self.operation(edge, name))
+                for edge, ((target, predecessor), name) in enumerate(zip(EDGES, self.chosen, strict=True))
                 if target == node and name != "none"
             ]
             # A node whose edges are all "none" is zero, of the size that its siblings have.
             total = sum(terms[1:], terms[0]) if terms else torch.zeros_like(_strided(states[0].raw, self.stride))
             states.append(State(total))
         return torch.cat([state.raw for state in states[2:]], dim=1)
+
+    def operation(self, edge: int, name: str) -> nn.Module:
+        """The module of an operation on one of :data:`par.cells.genotype.EDGES`."""
+        operations = self.edges[edge]
+        assert isinstance(operations, nn.ModuleDict)
+        return operations[name]
 
 
 def _search_operation(name: str, channels: int, stride: int) -> nn.Module:

@@ -6,6 +6,7 @@ Plain text, so that reading params.yaml costs no import of torch; :func:`load_me
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 METHODS = {
     "finetune": "par.methods.finetune:Finetune",
@@ -28,8 +29,8 @@ METHODS = {
 }
 
 
-def load_method(name: str) -> type:
-    """The class of method ``name``.
+def load_method(name: str) -> type[Any]:
+    """The class of method ``name``, a :class:`par.methods.bases.method.Method` (whose module imports torch).
 
     Raises:
         KeyError: the name is not in :data:`METHODS`.

@@ -55,10 +55,12 @@ def project(parameters: Sequence[nn.Parameter], reference: Sequence[Tensor | Non
     ``None`` on either side stands for a gradient of zeros.
     """
     pairs = [(parameter, other) for parameter, other in zip(parameters, reference, strict=True) if other is not None]
-    product = sum((parameter.grad * other).sum() for parameter, other in pairs if parameter.grad is not None)
+    nothing = torch.zeros((), device=parameters[0].device)
+    products = ((parameter.grad * other).sum() for parameter, other in pairs if parameter.grad is not None)
+    product = sum(products, start=nothing)
     if product >= 0:
         return
-    squared_norm = sum(other.square().sum() for _, other in pairs)
+    squared_norm = sum((other.square().sum() for _, other in pairs), start=nothing)
     scale = product / squared_norm.clamp_min(torch.finfo(squared_norm.dtype).tiny)
     for parameter, other in pairs:
         if parameter.grad is None:

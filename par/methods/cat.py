@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -101,7 +102,7 @@ class Cat(Hat):
             return []
         reference = accuracy("similarity/reference", lambda: self._reference(task))
         earlier = [record["task"] for record in self.tasks]
-        return [j for j in earlier if accuracy(f"similarity/{j}", lambda j=j: self._readout(task, j)) > reference]
+        return [j for j in earlier if accuracy(f"similarity/{j}", partial(self._readout, task, j)) > reference]
 
     def _readout(self, task: LearningTask, earlier: int) -> Probe:
         if self.hyper.readout == "features":

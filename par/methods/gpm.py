@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -13,12 +13,11 @@ from torch.nn import functional
 from par import seeding
 from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.protected import ProtectedTrunk
+from par.networks.gates import Layer
 from par.schema import Count, NonNegative, Positive, Range
 
 ALEXNET_IMAGES = (24, 100, 100, 125, 125)  # images whose inputs to each layer span its basis (sources.md#gpm)
 HIGHEST_THRESHOLD = 0.999  # of GPM's own runs (twentieth superclass task); at 1 a basis would be filled with noise
-
-Layer = nn.Conv2d | nn.Linear
 
 
 class Gpm(ProtectedTrunk):
@@ -71,7 +70,10 @@ class Gpm(ProtectedTrunk):
     def after_backward(self) -> None:
         super().after_backward()
         for name, basis in self.bases.items():
-            gradient = self.trunk.get_submodule(name).weight.grad
+            layer = self.trunk.get_submodule(name)
+            assert isinstance(layer, Layer)
+            gradient = layer.weight.grad
+            assert gradient is not None
             flat = gradient.flatten(1)
             gradient.copy_((flat - flat @ basis @ basis.T).view_as(gradient))
 
@@ -91,7 +93,7 @@ class Gpm(ProtectedTrunk):
         layers = self.layers()
         listed = ALEXNET_IMAGES if self.hyper.network == "alexnet" else (self.hyper.images,) * len(layers)
 
-        def recorder(name: str, most: int):
+        def recorder(name: str, most: int) -> Callable[[nn.Module, tuple[Tensor], Tensor], None]:
             def record(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
                 patches = output[0, 0].numel() if output.dim() == 4 else 1
                 found[name] = inputs[0][: min(most, max(1, self.hyper.max_patches // patches))].clone()
@@ -123,6 +125,7 @@ def columns(inputs: Tensor, layer: Layer) -> Tensor:
     """Inputs of a layer [n, ...] as float64 columns [in * k * k, n * positions] on the CPU, as its weights see them."""
     inputs = inputs.cpu()
     if isinstance(layer, nn.Conv2d):
+        assert not isinstance(layer.padding, str)
         patches = functional.unfold(inputs, layer.kernel_size, padding=layer.padding, stride=layer.stride)
         return patches.transpose(0, 1).flatten(1).double()
     return inputs.T.double()

@@ -45,6 +45,7 @@ class Hat(ProtectedTrunk):
     _epoch: int
     _n_seen: int  # images of this epoch in the batches so far
     _scale: float  # s of the latest batch
+    gates: Gates  # from the first task on
 
     @dataclass(frozen=True)
     class Hyper:
@@ -62,16 +63,16 @@ class Hat(ProtectedTrunk):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.embeddings = nn.ModuleDict()
-        self.gates: Gates | None = None
         self._cumulative: list[Tensor] = []  # A_l
-        self._factors: list[tuple[nn.Parameter, Tensor]] = []  # parameters and what their gradients are multiplied by
+        self._factors: list[tuple[Tensor, Tensor]] = []  # parameters and what their gradients are multiplied by
 
     def own_recipe(self, recipe: Recipe) -> Recipe:
         return replace(super().own_recipe(recipe), clip_norm=self.hyper.clip_norm)
 
     def grow(self, record: dict[str, Any]) -> None:
+        first = not self.tasks
         super().grow(record)
-        if self.gates is None:
+        if first:
             self.gates = gates_of(self.trunk)
         own = nn.ParameterList(torch.randn(size) for size in self.gates.sizes)
         self.embeddings[str(record["task"])] = own.to(self.device)
@@ -89,9 +90,15 @@ class Hat(ProtectedTrunk):
             if connection.layer.bias is not None:
                 self._factors.append((connection.layer.bias, bias))
 
+    def embeddings_of(self, task_id: int) -> nn.ParameterList:
+        """One embedding [units] for each gate."""
+        embeddings = self.embeddings[str(task_id)]
+        assert isinstance(embeddings, nn.ParameterList)
+        return embeddings
+
     def masks(self, task_id: int, scale: float) -> list[Tensor]:
         """One mask [units] in (0, 1) for each gate."""
-        return [torch.sigmoid(scale * embedding) for embedding in self.embeddings[str(task_id)]]
+        return [torch.sigmoid(scale * embedding) for embedding in self.embeddings_of(task_id)]
 
     @torch.no_grad()
     def cumulative_masks(self, task_ids: Sequence[int]) -> list[Tensor]:
@@ -107,7 +114,7 @@ class Hat(ProtectedTrunk):
         return 1 - weight, 1 - bias
 
     def modules_to_train(self) -> list[nn.Module]:
-        return [*super().modules_to_train(), self.embeddings[str(self.current.id)]]
+        return [*super().modules_to_train(), self.embeddings_of(self.current.id)]
 
     def start_epoch(self, epoch: int) -> None:
         self._epoch, self._n_seen = epoch, 0
@@ -137,8 +144,9 @@ class Hat(ProtectedTrunk):
     def after_backward(self) -> None:
         super().after_backward()
         for parameter, factor in self._factors:
+            assert parameter.grad is not None
             parameter.grad.mul_(factor)
-        for embedding in self.embeddings[str(self.current.id)]:
+        for embedding in self.embeddings_of(self.current.id):
             embedding.grad.mul_(compensation(embedding.detach(), self._scale, self.hyper.s_max))
 
     def end_epoch(self, epoch: int, valid_accuracy: float) -> None:
@@ -147,7 +155,7 @@ class Hat(ProtectedTrunk):
     def _clamp(self) -> None:
         """Due after every step of the optimiser, done before the next batch and before weights are kept."""
         with torch.no_grad():
-            for embedding in self.embeddings[str(self.current.id)]:
+            for embedding in self.embeddings_of(self.current.id):
                 embedding.clamp_(-MAX_EMBEDDING, MAX_EMBEDDING)
 
     def end_task(self, task: LearningTask, step: Step) -> None:

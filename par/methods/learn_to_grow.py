@@ -16,6 +16,7 @@ from par import seeding
 from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.modular import Modular
 from par.networks import build_network
+from par.networks.convolution import convolve
 from par.schema import Count, NonNegative, Positive
 from par.training import trainer
 from par.training.images import Images
@@ -56,17 +57,17 @@ class SharedConv(nn.Module):
     parameter of this module: the task that added it owns it.
     """
 
-    def __init__(self, conv: nn.Conv2d, kernel: nn.Parameter, adapt: bool):
+    def __init__(self, conv: nn.Conv2d, kernel: Tensor, adapt: bool):
         super().__init__()
         self.stride, self.padding = conv.stride, conv.padding
-        self._kernel = (kernel,)
+        self._kernel: tuple[Tensor] = (kernel,)
         self.correction = nn.Parameter(_correction(conv)) if adapt else None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        (kernel,) = self._kernel
+        kernel = self._kernel[0]
         if self.correction is not None:
             kernel = kernel + widened(self.correction, kernel)
-        return functional.conv2d(inputs, kernel, stride=self.stride, padding=self.padding)
+        return convolve(inputs, kernel, self.stride, self.padding)
 
 
 class MixedConv(nn.Module):
@@ -77,7 +78,10 @@ class MixedConv(nn.Module):
     mixture of the outputs is one convolution with the mixture of the kernels, at the cost of a plain network.
     """
 
-    def __init__(self, conv: nn.Conv2d, kernels: Sequence[nn.Parameter]):
+    alpha: Tensor
+    costs: Tensor
+
+    def __init__(self, conv: nn.Conv2d, kernels: Sequence[Tensor]):
         super().__init__()
         self.conv = conv
         self._kernels = tuple(kernels)
@@ -93,7 +97,7 @@ class MixedConv(nn.Module):
         kernel, count = new * self.conv.weight, len(self._kernels)
         for stored, correction, reuse, adapt in zip(self._kernels, self.corrections, shared[:count], shared[count:]):
             kernel = kernel + (reuse + adapt) * stored + adapt * widened(correction, stored)
-        return functional.conv2d(inputs, kernel, stride=self.conv.stride, padding=self.conv.padding)
+        return convolve(inputs, kernel, self.conv.stride, self.conv.padding)
 
     def size(self) -> Tensor:
         """Expected log10(1 + added parameters) of the layer."""
@@ -160,7 +164,7 @@ class LearnToGrow(Modular):
 
     Hyper = Hyper
 
-    def kernels(self, name: str) -> list[nn.Parameter]:
+    def kernels(self, name: str) -> list[Tensor]:
         """The library of layer ``name``: kernels in the order in which tasks added them."""
         networks = (self.parts[str(record["task"])] for record in self.tasks)
         layers = (network.get_submodule(name) for network in networks)
@@ -192,9 +196,9 @@ class LearnToGrow(Modular):
         first, second = task.train.subset(rows[::2]), task.train.subset(rows[1::2])
         with seeding.seeded_layers(step.key, "search"):
             trunk = build_network(self.settings.network)
-            names = list(convolutions(trunk))
-            for name, conv in convolutions(trunk).items():
-                trunk.set_submodule(name, MixedConv(conv, self.kernels(name)))
+            layers = {name: MixedConv(conv, self.kernels(name)) for name, conv in convolutions(trunk).items()}
+            for name, layer in layers.items():
+                trunk.set_submodule(name, layer)
             head = nn.Linear(trunk.n_features, task.n_classes)
         generator = seeding.torch_generator(step.key, "choices")
         search = Search(trunk.to(self.device), head.to(self.device), second, hyper, generator)
@@ -208,15 +212,14 @@ class LearnToGrow(Modular):
             patience=None,
         )
         step.fit(search, dataclasses.replace(task, train=first, valid=second), "search", recipe)
-        choices = [trunk.get_submodule(name).choice() for name in names]
+        choices = [layer.choice() for layer in layers.values()]
         tensors = {f"head.{name}": value for name, value in head.state_dict().items()}
-        for name, (kind, base) in zip(names, choices):
-            layer = trunk.get_submodule(name)
+        for (name, layer), (kind, base) in zip(layers.items(), choices):
             if kind == NEW:
                 tensors[f"parts.{name}.weight"] = layer.conv.weight
             elif kind == ADAPT:
                 tensors[f"parts.{name}.correction"] = layer.corrections[base]
-        inside = tuple(f"{name}." for name in names)
+        inside = tuple(f"{name}." for name in layers)
         rest = {name: value for name, value in trunk.state_dict().items() if not name.startswith(inside)}
         tensors |= {f"parts.{name}": value for name, value in rest.items()}
         tensors = {name: value.detach().cpu().clone() for name, value in tensors.items()}

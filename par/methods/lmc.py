@@ -194,11 +194,11 @@ class Lmc(Modular):
     def _expand(self, layer: int, mean_losses: Tensor) -> None:
         """Give the current task a module in ``layer``, made of what the layer has."""
         owners = self.owners(layer, self.current.id)
-        present = [self.parts[str(owner)].blocks[str(layer)].state_dict() for owner in owners]
+        present = [self.part(owner, TaskParts).blocks[str(layer)].state_dict() for owner in owners]
         if self.hyper.initialise_from == "most_likely":
             present = [present[int(mean_losses.argmin())]]
         mean = {name: torch.stack([state[name].float() for state in present]).mean(dim=0) for name in present[0]}
-        self.parts[str(self.current.id)].add(layer).load_state_dict(mean)
+        self.part(self.current.id, TaskParts).add(layer).load_state_dict(mean)
         self.tasks[-1]["fresh"].append(layer)
 
     def _project(self, task: LearningTask, step: Step, layer: int) -> None:
@@ -212,12 +212,13 @@ class Lmc(Modular):
     def modules_to_train(self) -> list[nn.Module]:
         if self._projected is None:
             return super().modules_to_train()
-        own = self.parts[str(self.current.id)]
+        own = self.part(self.current.id, TaskParts)
         return [own.blocks[str(self._projected)], self.heads[self.current.id]]
 
     def loss(self, batch: trainer.Batch) -> Tensor:
         logits, losses = self._forward(batch.images, self.current.id, by_batch=True)
-        for layer_losses, running in zip(losses, self.parts[str(self.current.id)].running_losses(), strict=True):
+        all_running = self.part(self.current.id, TaskParts).running_losses()
+        for layer_losses, running in zip(losses, all_running, strict=True):
             mean = layer_losses.detach().mean(dim=0)
             running.copy_(torch.where(running == 0, mean, running.lerp(mean, MOMENTUM)))
         if self._projected is None:  # those of frozen modules have no gradient
@@ -228,7 +229,8 @@ class Lmc(Modular):
     def n_state(self) -> int:
         """Mean and standard deviation of every module's structural loss, and every task's running means."""
         statistics = sum(2 * len(record["fresh"]) for record in self.tasks)
-        running = sum(losses.numel() for parts in self.parts.values() for losses in parts.running_losses())
+        all_parts = (self.part(record["task"], TaskParts) for record in self.tasks)
+        running = sum(losses.numel() for parts in all_parts for losses in parts.running_losses())
         return statistics + running
 
     def logits(self, images: Tensor, task_id: int) -> Tensor:
@@ -242,15 +244,16 @@ class Lmc(Modular):
         ``by_batch`` takes the prior over modules from this batch instead of from the task's running means.
         """
         state, all_losses = images, []
-        running = self.parts[str(task_id)].running_losses()
+        running = self.part(task_id, TaskParts).running_losses()
         for layer in range(last_layer + 1):
             through = self._projected is not None and layer > self._projected
-            modules = [self.parts[str(owner)].blocks[str(layer)] for owner in self.owners(layer, task_id)]
-            outputs, losses = zip(*(module(state, through) for module in modules), strict=True)
-            losses = torch.stack(losses, dim=1)
+            modules = [self.part(owner, TaskParts).blocks[str(layer)] for owner in self.owners(layer, task_id)]
+            outputs, by_module = zip(*(module(state, through) for module in modules), strict=True)
+            losses = torch.stack(by_module, dim=1)
             all_losses.append(losses)
             known = losses.detach()
             mean = known.mean(dim=0) if by_batch else running[layer]
             weights = relevance(known, mean, self.hyper.temperature, self.hyper.prior_temperature)
-            state = sum(weight[:, None, None, None] * output for weight, output in zip(weights.T, outputs, strict=True))
+            terms = (weight[:, None, None, None] * output for weight, output in zip(weights.T, outputs, strict=True))
+            state = sum(terms, start=torch.zeros((), device=self.device))
         return self.heads(flatten(state), task_id), all_losses

@@ -38,6 +38,9 @@ class PathSampler(nn.Module):
     leaves them alone. Who trains them lets them require a gradient.
     """
 
+    closed: Tensor
+    logits: Tensor
+
     def __init__(self, choices: Sequence[Sequence[int]]):
         super().__init__()
         self.choices = torch.tensor(choices)  # int64 [paths, depth]
@@ -100,9 +103,8 @@ class MntdpS(Mntdp):
 
     Hyper = Hyper
 
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.sampler: PathSampler | None = None  # while a task is learned
+    sampler: PathSampler  # while a task is learned
+    _source: dict[str, Any] | None
 
     def start_task(self, task: LearningTask, step: Step) -> None:
         self._source = self.choose_source(task, step.key, self.hyper.k)
@@ -150,18 +152,18 @@ class MntdpS(Mntdp):
             fresh = drawn[:, depth] == FRESH
             outputs = self.block(depth, self.current.id)(state)
             if not bool(fresh.all()):
+                assert self._source is not None
                 other = self.block(depth, self._source["path"][depth])(state)
                 outputs = torch.where(fresh.view(-1, *[1] * (outputs.dim() - 1)), outputs, other)
             state = outputs
         return state
 
     def end_task(self, task: LearningTask, step: Step) -> None:
-        record, own = self.tasks[-1], self.parts[str(task.id)]
+        record, own = self.tasks[-1], self.part(task.id, nn.ModuleDict)
         record["path"] = owners(self.sampler.best(), task.id, self._source)
         for depth, owner in enumerate(record["path"][:-1]):
             if owner != task.id:
                 del own[str(depth)]
         if record["path"][-1] != task.id:
             del self.heads.by_task[str(task.id)]
-        self.sampler = None
-        del self._source, self._generator, self._path_optimizer
+        del self.sampler, self._source, self._generator, self._path_optimizer

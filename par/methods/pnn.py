@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from par.methods.bases.modular import Modular
 from par.networks import build_network
+from par.networks.resnet import LightResNet18
 
 
 class Scaled(nn.Module):
@@ -27,7 +28,7 @@ class Scaled(nn.Module):
 class Column(nn.Module):
     """A light ResNet18 with lateral adapters from ``n_previous`` columns, its head's lateral included."""
 
-    def __init__(self, trunk: nn.Module, lateral_stages: Sequence[nn.Module], n_previous: int, n_classes: int):
+    def __init__(self, trunk: LightResNet18, lateral_stages: nn.Sequential, n_previous: int, n_classes: int):
         super().__init__()
         width = trunk.n_features
         self.trunk = trunk
@@ -89,9 +90,9 @@ class Pnn(Modular):
         previous: list[list[Tensor]] = []
         with torch.no_grad():
             for record in self.tasks[: self.position(task_id)]:
-                column = self.parts[str(record["task"])]
+                column = self.part(record["task"], Column)
                 previous.append(column(images, tuple(previous) if self.hyper.old_laterals else ()))
-        column = self.parts[str(task_id)]
+        column = self.part(task_id, Column)
         features = column(images, previous)[-1]
         logits = self.heads(features, task_id)
         return logits + column.laterals[-1]([states[-1] for states in previous]) if previous else logits

@@ -90,15 +90,16 @@ class SoftGating(Modular):
 
     def logits(self, images: Tensor, task_id: int) -> Tensor:
         records = self.tasks[: self.position(task_id) + 1]
-        gate = self.parts[str(task_id)].gate
+        gate = self.part(task_id, TaskParts).gate
         state = functional.pad(images, (0, 0, 0, 0, 0, self.hyper.channels - images.shape[1]))
         for layer in range(DEPTH):
-            pool = [self.parts[str(owner)].blocks[str(layer)] for owner in self.owners(layer, records)]
+            pool = [self.part(owner, TaskParts).blocks[str(layer)] for owner in self.owners(layer, records)]
             if len(pool) == 1:
                 state = pool[0](state)
             else:
                 weights = gate(state, layer).T[:, :, None, None, None]
-                state = sum(weight * module(state) for weight, module in zip(weights, pool, strict=True))
+                terms = (weight * module(state) for weight, module in zip(weights, pool, strict=True))
+                state = sum(terms, start=torch.zeros((), device=self.device))
         return self.heads(flatten(state), task_id)
 
     def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:

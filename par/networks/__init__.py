@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from par.config import NetworkSettings
 from par.networks.resnet import LightResNet18
 
 
-def build_network(settings: NetworkSettings) -> nn.Module:
+def build_network(settings: NetworkSettings) -> LightResNet18:
     """The trunk that ``settings`` describe: images [n, 3, H, W] -> features [n, ``trunk.n_features``]."""
     return LightResNet18(settings.width, settings.stem_pool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -13,12 +13,14 @@ from par.networks.alexnet import AlexNet
 from par.networks.mlp import Mlp
 from par.networks.resnet import BasicBlock, LightResNet18
 
+Layer = nn.Conv2d | nn.Linear
+
 
 @dataclass(frozen=True)
 class Connection:
     """A layer with weights from the units of gate ``source`` (None: from the image) to those of gate ``target``."""
 
-    layer: nn.Module
+    layer: Layer
     source: int | None
     target: int
 
@@ -62,21 +64,26 @@ def gates_of(trunk: nn.Module) -> Gates:
     """The gates of a trunk: behind every layer; in the residual network behind the stem and, in each block, behind the
     first normalisation and behind the sum."""
     if isinstance(trunk, AlexNet | Mlp):
-        layers = list(trunk.layers)
+        layers = [_layer(module) for module in trunk.layers]
         sizes = [layer.weight.shape[0] for layer in layers]
-        return Gates(layers, sizes, [Connection(layer, i - 1 if i else None, i) for i, layer in enumerate(layers)])
+        return Gates([*layers], sizes, [Connection(layer, i - 1 if i else None, i) for i, layer in enumerate(layers)])
     assert isinstance(trunk, LightResNet18)
-    modules, connections = [trunk.stem[1]], [Connection(trunk.stem[0], None, 0)]
+    modules, connections = [trunk.stem[1]], [Connection(_layer(trunk.stem[0]), None, 0)]
     for block in (module for module in trunk.stages.modules() if isinstance(module, BasicBlock)):
         outer = len(modules) - 1
         connections += [Connection(block.conv1, outer, outer + 1), Connection(block.conv2, outer + 1, outer + 2)]
         if isinstance(block.shortcut, nn.Sequential):
-            connections.append(Connection(block.shortcut[0], outer, outer + 2))
+            connections.append(Connection(_layer(block.shortcut[0]), outer, outer + 2))
         modules += [block.norm1, block]
     return Gates(modules, [trunk.n_features] * len(modules), connections)
 
 
-def _multiplier(mask: Tensor):
+def _layer(module: nn.Module) -> Layer:
+    assert isinstance(module, Layer)
+    return module
+
+
+def _multiplier(mask: Tensor) -> Callable[[nn.Module, tuple[Tensor], Tensor], Tensor]:
     def multiply(module: nn.Module, inputs: tuple[Tensor], outputs: Tensor) -> Tensor:
         return outputs * mask.view(-1, *(1,) * (outputs.dim() - 2))
 

@@ -25,7 +25,9 @@ class Heads(nn.Module):
         return self[task_id]
 
     def __getitem__(self, task_id: int) -> nn.Linear:
-        return self.by_task[str(task_id)]
+        head = self.by_task[str(task_id)]
+        assert isinstance(head, nn.Linear)
+        return head
 
     def forward(self, features: Tensor, task_id: int) -> Tensor:
         """Features [n, d] -> logits [n, K] of ``task_id``."""

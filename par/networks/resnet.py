@@ -6,20 +6,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from par.networks.convolution import StridedConv
+
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with batch normalisation and a shortcut (He et al. 2016)."""
 
     def __init__(self, width: int, stride: int):
         super().__init__()
-        self.conv1 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.conv1 = StridedConv(width, width, 3, stride, padding=1)
         self.norm1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
+        self.shortcut: nn.Module
         if stride == 1:
             self.shortcut = nn.Identity()
         else:
-            self.shortcut = nn.Sequential(nn.Conv2d(width, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            self.shortcut = nn.Sequential(StridedConv(width, width, 1, stride), nn.BatchNorm2d(width))
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = functional.relu(self.norm1(self.conv1(inputs)), inplace=True)
@@ -49,7 +52,9 @@ class LightResNet18(nn.Module):
 
     def blocks(self) -> list[nn.Module]:
         """The six parts that MNTDP chooses from, in order: stem, stages 1-3, the two of stage 4 (sources.md#mntdp)."""
-        return [nn.Sequential(self.stem, self.pool), *self.stages[:3], *self.stages[3]]
+        last = self.stages[3]
+        assert isinstance(last, nn.Sequential)
+        return [nn.Sequential(self.stem, self.pool), *self.stages[:3], *last]
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [n, 3, H, W] of any size -> features [n, width]."""

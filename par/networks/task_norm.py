@@ -36,6 +36,7 @@ class TaskNorm(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         own = self.by_task[self.active]
+        assert isinstance(own, nn.BatchNorm1d | nn.BatchNorm2d) and own.momentum is not None
         weight, bias = (own.weight, own.bias) if self.weight is None else (self.weight, self.bias)
         mean, variance = own.running_mean, own.running_var
         return functional.batch_norm(inputs, mean, variance, weight, bias, own.training, own.momentum, own.eps)

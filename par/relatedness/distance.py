@@ -114,14 +114,14 @@ def distance_matrix(
     return matrix
 
 
-def to_score(distance: np.ndarray | float) -> np.ndarray | float:
+def to_score(distance: np.ndarray | float) -> np.ndarray:
     """Score of a raw distance: ``min(D, 1 - exp(-2 D))`` (eq. 8), at most 1; negative stays negative ("closest")."""
     # exp is capped: a D below -50 would overflow, and is as close as can be.
     return np.minimum(distance, -np.expm1(np.minimum(-2.0 * np.asarray(distance), 100.0)))
 
 
-def pair_score(estimator: Estimator, distance: np.ndarray | float) -> np.ndarray | float:
-    """Score of a pair of tasks; the ``reference`` turns an exact 0 into 1 (sources.md#par-code)."""
+def pair_score(estimator: Estimator, distance: np.ndarray) -> np.ndarray:
+    """Scores of pairs of tasks; the ``reference`` turns an exact 0 into 1 (sources.md#par-code)."""
     score = to_score(distance)
     return np.where(score == 0.0, 1.0, score) if estimator == "reference" else score
 

@@ -124,7 +124,7 @@ def load_extractor(settings: ExtractorSettings, device: str | torch.device = "cp
             network, classifier, mean, std = _efficientnet_lite0(), "_fc", LITE0_MEAN, LITE0_STD
     _load_weights(network, name, weights)
     setattr(network, classifier, torch.nn.Identity())
-    network.requires_grad_(False).eval().to(device, torch.float32, memory_format=torch.channels_last)
+    network.requires_grad_(False).eval().to(device, torch.float32).to(memory_format=torch.channels_last)
     return Extractor(
         name=name,
         digest=sha256_file(weights),

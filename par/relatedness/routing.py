@@ -47,9 +47,9 @@ def route(
             raise ValueError(f"distances of task {task} ({name}) are {distances[task, :task]}; all must be finite.")
         scores = [_group_score(estimator, distances[task, members]) for members in groups]
         choice = _choose(scores, groups, n_train, task, alpha, beta, estimator)
-        cell_from = task if choice.group is None else decisions[groups[choice.group][0]].cell_from
         head_only, reason = False, choice.reason
         if choice.decision == "join":
+            assert choice.group is not None
             group = choice.group
             largest = max(n_train[member] for member in groups[group])
             if n_train[task] < freeze_below * largest:
@@ -68,7 +68,7 @@ def route(
                 group=group,
                 nearest_group=nearest,
                 distance=None if nearest is None else round(scores[nearest], 6) + 0.0,  # + 0.0: no "-0.0"
-                cell_from=cell_from,
+                cell_from=task if choice.group is None else decisions[groups[choice.group][0]].cell_from,
                 head_only=head_only,
                 reason=reason,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -26,7 +26,10 @@ from par.reporting.style import (
     styled,
 )
 
-OPERATIONS = {  # words, colour, line
+if TYPE_CHECKING:
+    from matplotlib.typing import LineStyleType
+
+OPERATIONS: dict[str, tuple[str, str, LineStyleType]] = {  # words, colour, line
     "sep_conv_3x3": ("sep 3×3", BLUE, "-"),
     "dil_conv_3x3": ("dil 3×3", VERMILION, "-"),
     "max_pool_3x3": ("max 3×3", GREEN, (0, (5, 1.5))),

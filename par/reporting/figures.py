@@ -32,8 +32,10 @@ from par.reporting.style import (
     styled,
 )
 from par.reporting.tables import decision_words
+from par.text import one_line
 
 MAX_NUMBERED = 10  # tasks up to which small heat maps hold numbers
+NAME_WIDTH = 32  # letters of a task's name
 MAX_LABELLED = 20  # tasks up to which cells hold numbers and every task its name
 DECISIONS = {  # words, colour, marker
     "search": ("search a cell", ORANGE, "s"),
@@ -79,13 +81,13 @@ def distance_heatmap(
     )
     handles = [Patch(facecolor=colour, label=words) for words, colour, _ in DECISIONS.values()]
     handles += [Patch(facecolor="none", edgecolor=VERMILION, linewidth=1.4, label="same group")]
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3, "borderpad": 0}
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3, "borderpad": 0}
     axes.legend(handles=handles, ncols=4, fontsize=7.5, handlelength=1.0, columnspacing=1.2, **place)
     bar_axes = figure.add_axes(inches(figure, 1.2 + size + (2.6 if labelled else 0.6), 1.0, 0.14, size))
     bar = figure.colorbar(image, cax=bar_axes, extend="min" if np.nanmin(shown, initial=0) < 0 else "neither")
     bar.outline.set_linewidth(0)
     bar.set_ticks([0, 0.25, 0.5, 0.75, 1])
-    bar.set_label("distance $s_{ij}$ (small: related)", labelpad=4)
+    bar.set_label("distance $s_{ij}$ (small: related)", labelpad=4, parse_math=True)
     apart = beta - alpha > 0.06  # else the two labels would overlap
     for symbol, value, side in (("α", alpha, "top"), ("β", beta, "bottom")):
         for colour, width in (("white", 2.4), (BLACK, 1.0)):
@@ -174,6 +176,7 @@ def task_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figure:
                 linestyle=(0, (4, 2)), zorder=1,
             )  # fmt: skip
         _, colour, marker = DECISIONS[decision["decision"]]
+        look: dict[str, Any]
         if decision["head_only"]:
             look = {"markerfacecolor": "white", "markeredgecolor": colour, "markeredgewidth": 0.2 * marker_size}
         else:
@@ -182,7 +185,7 @@ def task_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figure:
     axes.set_xlim(-0.6, n_tasks - 0.4)
     axes.set_ylim(n_groups - 0.4, -0.6)
     if labelled:
-        names = [f"{task}  {decision['name']}" for task, decision in enumerate(decisions)]
+        names = _numbered([decision["name"] for decision in decisions])
         axes.set_xticks(range(n_tasks), names, rotation=40, ha="right", rotation_mode="anchor")
         axes.set_yticks(range(n_groups), [f"group {group}" for group in range(n_groups)])
     else:
@@ -192,14 +195,14 @@ def task_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figure:
     axes.grid(axis="both", color="0.93", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_title(title, pad=8)
-    point = {"linestyle": "", "markersize": 6}
-    edge = {"markeredgecolor": BLACK, "markeredgewidth": 0.5}
+    point: dict[str, Any] = {"linestyle": "", "markersize": 6}
+    edge: dict[str, Any] = {"markeredgecolor": BLACK, "markeredgewidth": 0.5}
     handles = [
         Line2D([], [], color=colour, marker=marker, label=words, **edge, **point)
         for words, colour, marker in DECISIONS.values()
     ]
     if any(decision["head_only"] for decision in decisions):
-        hollow = {"markerfacecolor": "white", "markeredgecolor": GREEN, "markeredgewidth": 1.6}
+        hollow: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": GREEN, "markeredgewidth": 1.6}
         handles.append(Line2D([], [], marker="o", label="join, head only", **hollow, **point))
     handles.append(Line2D([], [], color="0.35", linewidth=1.6, label="one expert"))
     handles.append(Line2D([], [], color=SKY, linewidth=1.1, linestyle=(0, (4, 2)), label="takes the cell"))
@@ -256,6 +259,7 @@ def size_scatter(scores: Mapping[str, Mapping[str, Any]], names: Mapping[str, st
     """
     figure, axes = chart(len(scores) + 1)
     any_published, sizes, lowest = False, [], 1.0
+    hollow: dict[str, Any]
     for learner, style in learner_styles(list(scores)).items():
         ap, size = scores[learner]["AP"], scores[learner]["M"]
         style = {"color": style["color"], "marker": style["marker"], "zorder": style["zorder"], "linestyle": ""}
@@ -368,12 +372,12 @@ def coloured_groups(decisions: Sequence[Mapping[str, Any]], title: str) -> Figur
         if start == 0:
             axes.text(-0.05, row + 0.5, f"expert {group}", ha="right", va="center", weight="bold")
         for column, name in enumerate(names):
-            shape = {"boxstyle": "round,pad=0,rounding_size=0.08", "mutation_aspect": width / height}
+            shape: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.08", "mutation_aspect": width / height}
             for fill, edge in (((colour, 0.3), "none"), ("none", colour)):
                 axes.add_patch(
                     FancyBboxPatch((column + 0.03, row + 0.08), 0.94, 0.84, fc=fill, ec=edge, linewidth=1.2, **shape)
                 )
-            words = textwrap.fill(name, 17)
+            words = textwrap.fill(one_line(name, 34), 17)
             axes.text(column + 0.5, row + 0.5, words, ha="center", va="center", fontsize=7, linespacing=0.95)
     axes.set_xlim(0, columns)
     axes.set_ylim(len(rows), 0)
@@ -398,13 +402,17 @@ def _task_ticks(axes: Any, names: Sequence[str], max_labelled: int = MAX_LABELLE
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     if n_tasks <= max_labelled:
-        axes.set_xticks(range(n_tasks), [f"{task}  {name}" for task, name in enumerate(names)], rotation=40, ha="right",
-                        rotation_mode="anchor")  # fmt: skip
-        axes.set_yticks(range(n_tasks), [f"{task}  {name}" for task, name in enumerate(names)])
+        axes.set_xticks(range(n_tasks), _numbered(names), rotation=40, ha="right", rotation_mode="anchor")
+        axes.set_yticks(range(n_tasks), _numbered(names))
     else:
         step = 5 if n_tasks <= 50 else 10
         axes.set_xticks(range(0, n_tasks, step))
         axes.set_yticks(range(0, n_tasks, step))
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Number and name of every task, short enough for an axis."""
+    return [f"{task}  {one_line(name, NAME_WIDTH)}" for task, name in enumerate(names)]
 
 
 def _write_numbers(axes: Any, values: np.ndarray, image: Any, size: float = 7) -> None:

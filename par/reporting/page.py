@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from par.reporting.tables import Table
+from par.reporting.tables import MARKUP, Table
 
 TEMPLATES = Path(__file__).with_name("templates")
 MATHS = (  # the LaTeX that the report's formulas use -> HTML
@@ -28,7 +28,7 @@ MATHS = (  # the LaTeX that the report's formulas use -> HTML
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; may hold ``$formulas$`` and `` `code` ``."""
+    """A paragraph; may hold ``$formulas$``, `` `code` `` and names that went through ``tables.literal``."""
 
     text: str
 
@@ -146,13 +146,15 @@ def render_html(title: str, warning: str, stamp: Mapping[str, str], sections: Se
 
 def rich(text: str) -> Markup:
     """``text`` as HTML: escaped, ``$formulas$`` in italics with their indices, `` `code` `` as code."""
-    parts = html.escape(text, quote=False).split("$")
-    for position in range(1, len(parts), 2):
-        formula = parts[position]
-        for pattern, replacement in MATHS:
+    parts, end = [], 0
+    for found in MARKUP.finditer(text):
+        character, formula, code = (html.escape(part or "", quote=False) for part in found.groups())
+        for pattern, replacement in MATHS if formula else ():
             formula = re.sub(pattern, replacement, formula)
-        parts[position] = f"<i>{formula}</i>"
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", "".join(parts)))
+        parts.append(html.escape(text[end : found.start()], quote=False))
+        parts.append(f"<i>{formula}</i>" if formula else f"<code>{code}</code>" if code else character)
+        end = found.end()
+    return Markup("".join([*parts, html.escape(text[end:], quote=False)]))
 
 
 def _data_uri(path: Path) -> str:

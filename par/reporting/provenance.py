@@ -48,7 +48,7 @@ def stamp(
 
 def _epochs(config: Config, streams: Iterable[str]) -> str:
     """Epochs a task by the recipes, in as few words as they allow."""
-    streams, streams_with = list(streams), {}
+    streams, streams_with = list(streams), dict[str, list[str]]()
     for stream in streams:
         learners_with: dict[int, list[str]] = {}
         for learner in config.learners(stream):

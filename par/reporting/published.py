@@ -176,5 +176,5 @@ def _value(table: _Table, row: _Row, stream: str, metric: str, raw: Any, names: 
         table.notes.get(metric, ""),
         cell.note or "",
     )
-    marks = tuple(mark for mark in marks if mark)
-    return Value(table.name, row.method, stream, metric, cell.value, marks, cell.superseded, row.backbone)
+    given = tuple(mark for mark in marks if mark)
+    return Value(table.name, row.method, stream, metric, cell.value, given, cell.superseded, row.backbone)

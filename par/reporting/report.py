@@ -19,9 +19,10 @@ from par.files import canonical_json, write_csv, write_json, write_text
 from par.reporting import cell_figures, figures, page, tables
 from par.reporting.provenance import DEMO, effective_settings, stamp
 from par.reporting.published import load_published
-from par.reporting.scores import CSV_COLUMNS, Scores, dvc_metrics, headline, stream_scores
+from par.reporting.scores import CSV_COLUMNS, Scores, chance, dvc_metrics, headline, stream_scores
 from par.reporting.style import save, save_png
 from par.schema import parse, read_yaml, to_plain
+from par.streams.findings import Finding
 
 DEMO_WARNING = (
     "Small streams made of data sets that come with Python packages, trained for a few epochs. The numbers "
@@ -47,6 +48,7 @@ class Inputs:
         histories: the same for the ``.csv`` beside them, where there is one.
         sheets: stream -> contact sheet of the first seed's tasks.
         digests: stream -> seed -> digest of the built stream.
+        findings: stream -> seed -> what was left aside and found in the data.
         provenance: ``commit`` (hash), ``dirty`` (whether the working tree differed from it), ``python`` and ``torch``
             (versions).
     """
@@ -58,6 +60,7 @@ class Inputs:
     histories: Mapping[str, Mapping[str, Mapping[str, Mapping[str, pd.DataFrame]]]]
     sheets: Mapping[str, Image.Image]
     digests: Mapping[str, Mapping[str, str]]
+    findings: Mapping[str, Mapping[str, Sequence[Finding]]]
     provenance: Mapping[str, Any]
 
 
@@ -101,6 +104,7 @@ class _Report:
             for stream in dict.fromkeys((*config.streams, *shown))
         }
         self.own_scores = {stream: self.scores[stream] for stream in config.streams}
+        self.chance = {stream: chance(stream, inputs.results.get(stream, {})) for stream in self.scores}
 
     def write(self) -> None:
         config, inputs = self.config, self.inputs
@@ -127,14 +131,16 @@ class _Report:
         write_text(self.folder / "index.html", html)
 
     def _paper_table(self, name: str) -> page.Section:
+        streams = self.config.tables.of(name)
         table = tables.paper_table(self.config, name, self.scores, self.published)
+        table = tables.with_chance(table, {f"{self._title(stream)}\nAP": self.chance[stream] for stream in streams})
         shown = tables.paper_scores(self.config, name, self.scores, self.published)
         rows = [score.row() for row in shown.values() for score in row]
-        streams = self.config.tables.of(name)
         return page.Section(table.title, (table, self._write_table(table, rows, streams)))
 
     def _ours(self) -> page.Section:
         table = tables.ours_table(self.config, self.own_scores, self.published)
+        table = tables.with_chance(table, {self._title(stream): self.chance[stream] for stream in self.own_scores})
         rows = [
             score.row()
             for scores in self.own_scores.values()
@@ -181,14 +187,17 @@ class _Report:
         """Everything about one stream."""
         config, scores = self.config, self.scores[stream]
         methods = {learner: row for learner, row in scores.items() if learner not in config.known_variants}
-        table = tables.stream_table(config, stream, methods, self.published)
+        of_chance = {"AP": self.chance[stream]}
+        table = tables.with_chance(tables.stream_table(config, stream, methods, self.published), of_chance)
         rows = [score.row() for row in methods.values() for score in row.values()]
         items: list[page.Item] = [table, self._write_table(table, rows, [stream])]
         if config.variants_on(stream):
             plans = self.inputs.plans.get(stream, {})
             variants = tables.variant_table(config, stream, scores, plans, self.published)
+            variants = tables.with_chance(variants, of_chance)
             rows = [score.row() for learner in (PAR, *config.variants_on(stream)) for score in scores[learner].values()]
             items += [variants, self._write_table(variants, rows, [stream])]
+        items += self._data(stream)
         items += self._plan(stream)
         items += self._outcome(stream, methods)
         items += self._search(stream)
@@ -202,6 +211,18 @@ class _Report:
                 )
             )
         return page.Section(table.title, tuple(items))
+
+    def _data(self, stream: str) -> list[page.Item]:
+        """The tasks and their classes, and what was left aside and found in the data."""
+        items: list[page.Item] = []
+        seed = str(self.config.seeds[0])
+        if stream in self.inputs.results:
+            table = tables.tasks_table(stream, seed, self.inputs.results[stream]["tasks"][seed])
+            items.append(page.Folded(f"Tasks and their classes, seed {seed}", (table,)))
+        findings = tables.findings_table(stream, self.inputs.findings.get(stream, {}))
+        if findings is not None:
+            items.append(page.Folded("What was left aside and found in the data", (findings,)))
+        return items
 
     def _plan(self, stream: str) -> list[page.Item]:
         """PAR's plan in words, the distances behind it and the groups it makes."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 from par.config import PAR, Config
@@ -54,18 +54,19 @@ class Score:
 
     @property
     def mean(self) -> float | None:
-        return statistics.fmean(self.values) if self.values else None
+        return fmean(self.values) if self.values else None
 
     @property
     def std(self) -> float | None:
         """Sample standard deviation over seeds; None with fewer than two."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        return stdev(self.values) if len(self.values) > 1 else None
 
     @property
     def difference(self) -> float | None:
         """Ours minus published, of a comparable stream and the same network."""
-        is_fair = self.values and self.published and self.comparable and self.same_network
-        return self.mean - self.published.value if is_fair else None
+        if self.mean is None or self.published is None or not (self.comparable and self.same_network):
+            return None
+        return self.mean - self.published.value
 
     @property
     def verdict(self) -> str:
@@ -138,13 +139,13 @@ def score(
     by_seed = [entries[seed] for seed in sorted(entries, key=int)]
     interval = None
     if metric == "AP" and by_seed:
-        low, high = (statistics.fmean(entry["ap_interval"][end] for entry in by_seed) for end in (0, 1))
+        low, high = (fmean(entry["ap_interval"][end] for entry in by_seed) for end in (0, 1))
         interval = (low, high)
     values = tuple(float(METRICS[metric](entry)) for entry in by_seed)
     paper = published.paper_stream(stream)
     printed = published.find(paper, learner, metric)
-    other_network = by_seed and printed is not None and printed.backbone is not None
-    same_network = not other_network or printed.backbone == _backbone(config, stream, learner)
+    other_network = printed.backbone if by_seed and printed is not None else None
+    same_network = other_network is None or other_network == _backbone(config, stream, learner)
     return Score(stream, learner, metric, values, interval, printed, paper == stream, same_network)
 
 
@@ -152,6 +153,17 @@ def _backbone(config: Config, stream: str, learner: str) -> str | None:
     """See :meth:`par.methods.bases.method.Method.backbone`."""
     settings = resolve(config, stream, learner)
     return load_method(settings.method).backbone(settings.hyper)
+
+
+def chance(stream: str, result: Mapping[str, Any]) -> Score:
+    """The chance level of AP: the mean over tasks of the share of the largest test class, a value per seed.
+
+    Args:
+        result: the content of ``results/<stream>.json``; an empty mapping when the stream was not run.
+    """
+    by_seed = result.get("tasks", {})
+    values = (fmean(task["chance"] for task in by_seed[seed]) for seed in sorted(by_seed, key=int))
+    return Score(stream, "chance", "AP", tuple(values), None, None)
 
 
 def headline(methods: Sequence[str], scores: Mapping[str, Scores]) -> dict[str, float]:
@@ -162,14 +174,14 @@ def headline(methods: Sequence[str], scores: Mapping[str, Scores]) -> dict[str, 
     """
     names = {"AP": "AP", "AF": "AF", "M": "params_M", "hours": "hours"}
     numbers: dict[str, float] = {}
-    of_par = [rows[PAR]["AP"].mean for rows in scores.values() if PAR in methods and rows[PAR]["AP"].values]
+    of_par = [fmean(rows[PAR]["AP"].values) for rows in scores.values() if PAR in methods and rows[PAR]["AP"].values]
     if of_par:
-        numbers["AP.par"] = statistics.fmean(of_par)
+        numbers["AP.par"] = fmean(of_par)
     for stream, rows in scores.items():
         for method in methods:
             row = rows[method]
             if row["AP"].values:
-                numbers |= {f"{title}/{stream}.{method}": row[metric].mean for metric, title in names.items()}
+                numbers |= {f"{title}/{stream}.{method}": fmean(row[metric].values) for metric, title in names.items()}
             if row["AP"].difference is not None:
                 numbers[f"gap/{stream}.{method}"] = row["AP"].difference
     return numbers
@@ -179,11 +191,12 @@ def dvc_metrics(methods: Sequence[str], scores: Mapping[str, Scores]) -> dict[st
     """What ``dvc metrics diff`` and ``dvc exp show`` print, few enough to be read side by side: AP of every method,
     averaged over the streams it was run on, and AP, AF and M of PAR on every stream. No times: they never repeat."""
     ran = {
-        method: [rows[method]["AP"].mean for rows in scores.values() if rows[method]["AP"].values] for method in methods
+        method: [fmean(rows[method]["AP"].values) for rows in scores.values() if rows[method]["AP"].values]
+        for method in methods
     }
-    mean_ap = {method: round(statistics.fmean(values), 4) for method, values in ran.items() if values}
+    mean_ap = {method: round(fmean(values), 4) for method, values in ran.items() if values}
     of_par = {
-        stream: {metric: round(rows[PAR][metric].mean, 4) for metric in ("AP", "AF", "M")}
+        stream: {metric: round(fmean(rows[PAR][metric].values), 4) for metric in ("AP", "AF", "M")}
         for stream, rows in scores.items()
         if PAR in methods and rows[PAR]["AP"].values
     }

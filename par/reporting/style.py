@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -20,7 +20,10 @@ from PIL import Image
 from par.config import PAR
 from par.files import write_atomically
 
-STYLE = {
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
+
+STYLE: dict[RcKeyType, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
     "font.size": 8,
     "axes.titlesize": 9.5,
@@ -33,6 +36,7 @@ STYLE = {
     "ytick.major.width": 0.6,
     "legend.frameon": False,
     "svg.hashsalt": "par",
+    "text.parse_math": False,  # a dollar in the name of a task is a dollar
     "savefig.dpi": 150,
 }
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -54,7 +58,7 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 
 def save(figure: Figure, path: Path) -> None:
     """Write ``<path>.png`` and ``<path>.svg``; neither holds a date, a version or a random identifier."""
-    options = {"bbox_inches": "tight", "metadata": {"Date": None, "Creator": None}}
+    options: dict[str, Any] = {"bbox_inches": "tight", "metadata": {"Date": None, "Creator": None}}
     with matplotlib.rc_context(STYLE):
         svg = path.with_name(f"{path.name}.svg")
         write_atomically(svg, lambda draft: figure.savefig(draft, **options))
@@ -103,10 +107,12 @@ def empty_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def inches(figure: Figure, left: float, bottom: float, width: float, height: float) -> list[float]:
+def inches(
+    figure: Figure, left: float, bottom: float, width: float, height: float
+) -> tuple[float, float, float, float]:
     """A rectangle given in inches as the fractions that ``add_axes`` wants."""
     whole_width, whole_height = figure.get_size_inches()
-    return [left / whole_width, bottom / whole_height, width / whole_width, height / whole_height]
+    return left / whole_width, bottom / whole_height, width / whole_width, height / whole_height
 
 
 def chart(n_legend_lines: int) -> tuple[Figure, Any]:

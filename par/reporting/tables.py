@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 from par.config import PAR, Config
 from par.reporting.provenance import DEMO
-from par.reporting.published import Published
+from par.reporting.published import Published, Value
 from par.reporting.scores import JUDGED, Score, Scores, score
+from par.streams.findings import Finding
+from par.text import listing, one_line
 
 FORMULAS = (
     "$r_{ij}$: accuracy on the test set of task $j$ after learning task $i$; $T$: number of tasks.",
@@ -39,15 +41,37 @@ TABLE_METRICS = {  # the paper's tables and which metrics they have, ours in the
     "size": ("AP", "M"),
     "ablation": ("AP", "AF", "M", "hours"),
 }
-SUPPLEMENTARY_METRICS = ("AP", "AF", "M")
+SUPPLEMENTARY_METRICS: tuple[str, ...] = ("AP", "AF", "M")
 TEX_LINES, TEX_COLUMNS = 40, 5  # a LaTeX table of more lines and at most so many columns is tall and narrow
+CHANCE = (
+    "Chance: the share of the largest class among a task's test images, averaged over the tasks; AP of a learner that "
+    "always answers the most frequent class."
+)
+NAME_WIDTH = 60  # letters of a name
+MAX_FINDINGS = 40  # rows
+MAX_NAMES = 30  # classes of a task
+# What texts of the report may hold beside words: a literal character, a formula, code.
+SPECIAL = r"[!#$%&*<>@\[\\\]^_`{}~]"
+MARKUP = re.compile(rf"\\({SPECIAL})|\$([^$]+)\$|`([^`]+)`")
+TEX_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    **{character: "\\" + character for character in "&%#_{}$"},
+}
 TEX_HEIGHT = 0.6  # of the page's text for a LaTeX table; the rest is for its caption and up to 20 lines of notes
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts, each of one or more lines. ``name`` is its file name; ``notes`` go below it and may hold
-    ``$formulas$``."""
+    """A table of texts, each of one or more lines. ``name`` is its file name; ``notes`` go below it.
+
+    Cells and notes may hold ``$formulas$``, `` `code` `` and names that went through :func:`literal`.
+    """
 
     name: str
     title: str
@@ -71,7 +95,7 @@ class Table:
         leaves no room for the notes on the page, it is scaled down.
         """
         n_lines = sum(max(cell.count("\n") for cell in row) + 1 for row in self.rows)
-        rows = self.rows
+        rows: Sequence[Sequence[str]] = self.rows
         if n_lines > TEX_LINES and len(self.columns) <= TEX_COLUMNS:
             rows = [[_paired(cell) for cell in row] for row in rows]
         alignment = "l" * self.n_text_columns + "r" * (len(self.columns) - self.n_text_columns)
@@ -97,15 +121,78 @@ class Table:
         return "\n".join([*lines, r"\end{table*}"]) + "\n"
 
 
+def literal(text: str, width: int | None = NAME_WIDTH) -> str:
+    """What people wrote, a name or a path, as a text of the report: none of it is markup, and too long ones are cut."""
+    return re.sub(SPECIAL, r"\\\g<0>", one_line(text, width))
+
+
 def latex_text(text: str) -> str:
     """``text`` with LaTeX's special characters escaped and minus signs as such, formulas between dollars left alone."""
-    escapes = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-    escapes |= {character: "\\" + character for character in "&%#_{}"}
-    parts = text.split("$")
-    for position in range(0, len(parts), 2):
-        parts[position] = re.sub(r"[\\~^±&%#_{}]", lambda match: escapes[match.group()], parts[position])
-        parts[position] = re.sub(r"(?<![\w.\]])-(?=\d)", "$-$", parts[position])
-    return "$".join(parts)
+
+    def escaped(words: str) -> str:
+        words = "".join(TEX_ESCAPES.get(letter, letter) for letter in words)
+        return re.sub(r"(?<![\w.\]}])-(?=\d)", "$-$", words)
+
+    parts, end = [], 0
+    for found in MARKUP.finditer(text):
+        parts.append(escaped(text[end : found.start()]))
+        parts.append(found[0] if found[2] else escaped(found[1] or found[0]))
+        end = found.end()
+    return "".join([*parts, escaped(text[end:])])
+
+
+def with_chance(table: Table, cells: Mapping[str, Score]) -> Table:
+    """The table with a last row of chance levels.
+
+    Args:
+        cells: column -> :func:`par.reporting.scores.chance` of its stream; those of streams that were not run say "-".
+    """
+    row = ("Chance", *(cells[column].text() if column in cells else "-" for column in table.columns[1:]))
+    if not any(score.values for score in cells.values()):
+        return table
+    return replace(table, rows=(*table.rows, row), notes=(*table.notes, CHANCE))
+
+
+def tasks_table(stream: str, seed: str, tasks: Sequence[Mapping[str, Any]]) -> Table:
+    """The tasks of one seed with their classes, images and chance levels.
+
+    Args:
+        tasks: ``results/<stream>.json``["tasks"][seed].
+    """
+    columns = ("Task", "Name", "Source", "Classes", "Train / valid / test", "Chance")
+    rows = tuple(
+        (
+            str(index),
+            literal(task["name"]),
+            literal(task["source"]),
+            f"{task['n_classes']}: {literal(listing(task['class_names'], MAX_NAMES), None)}",
+            " / ".join(f"{task['counts'][split]:,}" for split in ("train", "valid", "test")),
+            f"{task['chance']:.3f}",
+        )
+        for index, task in enumerate(tasks)
+    )
+    return Table(f"{stream}_tasks_{seed}", f"Tasks of {stream}, seed {seed}", columns, rows, 4)
+
+
+def findings_table(stream: str, by_seed: Mapping[str, Sequence[Finding]]) -> Table | None:
+    """What was left aside and found in the data of a stream; None where nothing was."""
+    seeds_of: dict[Finding, list[str]] = {}
+    for seed in sorted(by_seed, key=int):
+        for finding in by_seed[seed]:
+            seeds_of.setdefault(finding, []).append(seed)
+    if not seeds_of:
+        return None
+    rows = []
+    for finding, seeds in list(seeds_of.items())[:MAX_FINDINGS]:
+        example = f" (such as {literal(finding.example, None)})" if finding.example else ""
+        details = literal(finding.what, None) + example
+        of_seeds = "all" if len(seeds) == len(by_seed) else ", ".join(seeds)
+        rows.append((finding.kind, literal(finding.where, None), of_seeds, details, f"{finding.count:,}"))
+    further = len(seeds_of) - len(rows)
+    notes = (f"{further:,} more are in the stream.json of this stream.",) if further else ()
+    columns = ("What", "Where", "Seeds", "Details", "Count")
+    return Table(f"{stream}_findings", f"What was left aside and found in the data of {stream}", columns, tuple(rows),
+                 4, notes)  # fmt: skip
 
 
 class Remarks:
@@ -189,7 +276,7 @@ def _paper_cell(config: Config, score: Score, remarks: Remarks) -> str:
         lines = [remarks.mark(score.text(), _partial(config, score))]
         lines += [_interval(score)] if score.interval else []
     if score.published:
-        lines.append(remarks.mark(f"paper {_printed(score)}", score.published.marks))
+        lines.append(remarks.mark(f"paper {_printed(score.published)}", score.published.marks))
     if score.difference is not None:
         difference = f"{score.difference:+z.3f}"
         lines.append(f"{difference}, {score.verdict}" if score.metric in JUDGED else difference)
@@ -289,7 +376,7 @@ def stream_table(config: Config, stream: str, scores: Scores, published: Publish
         }
         for metric in ("AP", "AF", "M"):
             printed = row[metric].published if metric in in_paper else None
-            cells[f"{metric}, paper"] = remarks.mark(_printed(row[metric]), printed.marks) if printed else "-"
+            cells[f"{metric}, paper"] = remarks.mark(_printed(printed), printed.marks) if printed else "-"
         rows.append(tuple(cells[column] for column in columns))
     title = stream_title(config, stream, published)
     return Table(stream, title, tuple(columns), tuple(rows), 1, remarks.notes())
@@ -305,7 +392,7 @@ def plan_table(stream: str, seed: str, decisions: Sequence[Mapping[str, Any]]) -
     rows = tuple(
         (
             str(decision["task"]),
-            decision["name"],
+            literal(decision["name"]),
             "-" if decision["nearest_group"] is None else str(decision["nearest_group"]),
             "-" if decision["distance"] is None else f"{decision['distance']:.3f}",
             decision_words(decision),
@@ -372,10 +459,10 @@ def _interval(score: Score) -> str:
     return "[{:.3f}, {:.3f}]".format(*score.interval) if score.interval else "-"
 
 
-def _printed(score: Score) -> str:
+def _printed(value: Value) -> str:
     """A published value with at least the three decimals of most of them."""
-    digits = max(3, len(f"{score.published.value:g}".partition(".")[2]))
-    return f"{score.published.value:z.{digits}f}"
+    digits = max(3, len(f"{value.value:g}".partition(".")[2]))
+    return f"{value.value:z.{digits}f}"
 
 
 def _letter(number: int) -> str:

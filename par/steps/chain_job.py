@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from par.config import LearnerSettings
+from par.config import LearnerSettings, Predict
 from par.methods import load_method
 from par.methods.bases.method import LearningTask, Method, Step
 from par.schema import to_plain
@@ -65,7 +65,7 @@ class ChainJob:
     seed: int
     chain: tuple[ChainTask, ...]
     sizes: tuple[int, ...]
-    predict: Literal["auto", "full", "ends"]
+    predict: Predict
     device: torch.device
     precision: Precision = "float32"
 
@@ -233,12 +233,12 @@ def assemble(jobs: Sequence[ChainJob], store: Store) -> Learned:
     for number, job in enumerate(jobs):
         stream = load_stream(job.directory)
         for position, (key, planned) in enumerate(zip(job.step_keys(), job.chain, strict=True)):
-            entry = _existing(store, key)
+            entry = store.existing(key)
             chain_of[planned.index] = number
             infos[planned.index] = entry["info"]
             log += [{"task": planned.index, **row} for row in entry["log"]]
             for index in job._tested_after(position):
-                found = _existing(store, prediction_key(key, stream.tasks[index]))
+                found = store.existing(prediction_key(key, stream.tasks[index]))
                 predictions[f"{planned.index}/{index}"] = found.numpy()
         models.append({"tasks": [planned.index for planned in job.chain], "state": entry["state"]})
     steps, latest = [], {}
@@ -248,10 +248,3 @@ def assemble(jobs: Sequence[ChainJob], store: Store) -> Learned:
         steps.append({**infos[index], **totals, "chain": chain_of[index]})
     log.sort(key=lambda row: (row["task"], row["epoch"]))
     return Learned(predictions, log, steps, models)
-
-
-def _existing(store: Store, key: str) -> Any:
-    entry = store.get(key)
-    if entry is None:
-        raise KeyError(f"The store has no entry {key}; run the stage again.")
-    return entry

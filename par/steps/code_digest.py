@@ -24,11 +24,14 @@ PLUMBING = (
     "par.schema",
     "par.settings",
     "par.steps",
+    "par.steps.archive",
     "par.steps.code_digest",
     "par.steps.store",
+    "par.steps.worker",
     "par.steps.workers",
     "par.streams",
     "pipeline",
+    "pipeline.address",
     "pipeline.journal",
     "pipeline.stage",
     "pipeline.sync",
@@ -69,10 +72,16 @@ def module_file(module: str) -> Path | None:
     return None
 
 
+def _source(module: str) -> Path:
+    path = module_file(module)
+    assert path is not None, f"{module} is no module of this project"
+    return path
+
+
 @cache
 def imports(module: str) -> tuple[str, ...]:
     """Modules of this project that ``module`` names in its import statements."""
-    path, found = module_file(module), []
+    path, found = _source(module), []
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -87,7 +96,7 @@ def imports(module: str) -> tuple[str, ...]:
 
 @cache
 def _tree_digest(module: str) -> str:
-    tree = ast.parse(module_file(module).read_text(encoding="utf-8"))
+    tree = ast.parse(_source(module).read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         match body:

@@ -8,10 +8,12 @@ import hashlib
 import io
 import json
 import pickle
-from collections import defaultdict
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +26,16 @@ from par.streams.transforms import grey_to_rgb
 class Official:
     """A data set as its authors, or torchvision, lay it out in ``data_dir``.
 
-    ``files`` says in words what to put there; ``download(root)`` lets torchvision put it there.
+    ``files`` says in words what to put there; ``present(data_dir)`` lists the files and folders that ``read`` would
+    read (none: it is not there, or not complete); ``download(root)`` lets torchvision put it there, namely the files
+    ``published``, whose MD5 checksums ``read`` verifies.
     """
 
     files: str
-    present: Callable[[Path], bool]
+    present: Callable[[Path], Sequence[Path]]
     read: Callable[[Request], Source]
     download: Callable[[Path], None] | None = None
+    published: Mapping[str, str] = field(default_factory=dict)
 
 
 def _check_md5(path: Path, md5: str) -> None:
@@ -40,26 +45,64 @@ def _check_md5(path: Path, md5: str) -> None:
         raise SourceError(f"{path} has the MD5 checksum {found}, its publisher says {md5}; fetch the file again.")
 
 
+FETCH = "fetch the official file again"
+
+
 class _ArrayUnpickler(pickle.Unpickler):
     """Reads pickled arrays, lists and mappings and refuses everything else: a pickle can run any program."""
 
+    MODULES = ("numpy", *(f"numpy.{core}.{part}" for core in ("core", "_core") for part in ("multiarray", "numeric")))
     ALLOWED = ("_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer")
 
-    def find_class(self, module: str, name: str):
-        if module.split(".")[0] == "numpy" and name in self.ALLOWED:
+    def find_class(self, module: str, name: str) -> Any:
+        if module in self.MODULES and name in self.ALLOWED:
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         if (module, name) in (("_codecs", "encode"), ("collections", "OrderedDict"), ("collections", "defaultdict")):
             return super().find_class(module, name)
         if name in ("list", "dict", "int") and module in ("builtins", "__builtin__"):
             return super().find_class("builtins", name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}; only numpy arrays, lists and mappings are admitted")
 
 
-def _unpickle(content: bytes, where: str):
+def _unpickle(content: bytes, where: str, *keys: str) -> list[Any]:
+    """The values that the pickled mapping ``content`` has under ``keys`` (texts; written as bytes they count too)."""
     try:
-        return _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
+        value = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise SourceError(f"{where} is no readable pickle of arrays ({error}); fetch it again.") from error
+    if not isinstance(value, dict):
+        raise SourceError(f"{where} holds a {type(value).__name__}, not a mapping with {', '.join(keys)}; {FETCH}.")
+    value = {key.decode("latin1") if isinstance(key, bytes) else key: item for key, item in value.items()}
+    if missing := [key for key in keys if key not in value]:
+        found = ", ".join(map(str, list(value)[:5])) or "nothing"
+        raise SourceError(f"{where} has no {missing[0]!r}; it holds {found}; {FETCH}.")
+    return [value[key] for key in keys]
+
+
+def _bytes_array(value: Any, shape: tuple[int | None, ...], where: str) -> np.ndarray:
+    """``value``, if it is a uint8 array of ``shape`` (None: any size but 0)."""
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == len(shape):
+        if all(found == asked if asked is not None else found for found, asked in zip(value.shape, shape)):
+            return value
+    found = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    asked = ", ".join("n" if size is None else str(size) for size in shape)
+    raise SourceError(f"{where} is {found}, not uint8 [{asked}]; {FETCH}.")
+
+
+def _checked_labels(value: Any, n_images: int | None, n_classes: int, where: str) -> np.ndarray:
+    """``value`` as int64 ``[n_images]`` (None: any number), every label below ``n_classes``."""
+    try:
+        labels = np.asarray(value)
+    except ValueError:  # lists of unequal lengths
+        labels = np.empty(0, object)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise SourceError(f"{where} are no list of integers; {FETCH}.")
+    if n_images is not None and len(labels) != n_images:
+        raise SourceError(f"{where} are {len(labels)} for {n_images} images; {FETCH}.")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < n_classes:
+        found = f"{labels.min()} to {labels.max()}"
+        raise SourceError(f"{where} reach from {found}, but must lie in 0 to {n_classes - 1}; {FETCH}.")
+    return labels.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -74,8 +117,10 @@ class _Cifar:
     meta: str
     names_key: str
 
-    def present(self, data_dir: Path) -> bool:
-        return (data_dir / self.archive).exists() or (data_dir / self.folder).is_dir()
+    def present(self, data_dir: Path) -> list[Path]:
+        if (data_dir / self.archive).exists():
+            return [data_dir / self.archive]
+        return [data_dir / self.folder] if (data_dir / self.folder).is_dir() else []
 
     def read(self, request: Request) -> Source:
         place = request.data_dir / self.archive
@@ -85,13 +130,19 @@ class _Cifar:
             place = request.data_dir
         wanted = [f"{self.folder}/{name}" for name in (*self.batches["train"], *self.batches["test"], self.meta)]
         contents = dict(walk(place, wanted))
+        (classes,) = _unpickle(contents[f"{self.folder}/{self.meta}"], f"{place}: {self.meta}", self.names_key)
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise SourceError(f"{place}: {self.meta}: {self.names_key!r} is no list of names; {FETCH}.")
         images, labels = {}, {}
         for split, batches in self.batches.items():
-            read = [_unpickle(contents[f"{self.folder}/{name}"], f"{place}: {name}") for name in batches]
-            pixels = np.concatenate([batch["data"] for batch in read])
-            images[split] = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-            labels[split] = np.concatenate([np.asarray(batch[self.label_key], np.int64) for batch in read])
-        classes = _unpickle(contents[f"{self.folder}/{self.meta}"], f"{place}: {self.meta}")[self.names_key]
+            pixels, marks = [], []
+            for name in batches:
+                where = f"{place}: {name}"
+                data, of_batch = _unpickle(contents[f"{self.folder}/{name}"], where, "data", self.label_key)
+                pixels.append(_bytes_array(data, (None, 3072), f"{where}: 'data'"))
+                marks.append(_checked_labels(of_batch, len(data), len(classes), f"{where}: the {self.label_key}"))
+            images[split] = np.concatenate(pixels).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+            labels[split] = np.concatenate(marks)
         digest = sha256_bytes(b"".join(hashlib.sha256(contents[name]).digest() for name in wanted))
         return Source(request.dataset, tuple(classes), images, labels, digest)
 
@@ -124,33 +175,49 @@ class _Idx:
     md5: Mapping[str, str]
     classes: tuple[str, ...]
 
+    def published(self) -> dict[str, str]:
+        return {f"{name}.gz": md5 for name, md5 in self.md5.items()}
+
     def _file(self, data_dir: Path, name: str) -> Path | None:
         raw = data_dir / self.folder / "raw"
         return next((path for path in (raw / f"{name}.gz", raw / name) if path.exists()), None)
 
-    def present(self, data_dir: Path) -> bool:
-        return all(self._file(data_dir, name) for name in self.md5)
+    def present(self, data_dir: Path) -> list[Path]:
+        paths = [path for name in self.md5 if (path := self._file(data_dir, name)) is not None]
+        return paths if len(paths) == len(self.md5) else []
 
     def read(self, request: Request) -> Source:
         images, labels, digest = {}, {}, hashlib.sha256()
         for split, prefix in zip(SPLITS, ("train", "t10k")):
             arrays = []
-            for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
-                path = self._file(request.data_dir, name)
-                content = path.read_bytes()
-                if path.suffix == ".gz":
-                    _check_md5(path, self.md5[name])
-                    content = gzip.decompress(content)
+            for name, shape in (("images-idx3-ubyte", (None, 28, 28)), ("labels-idx1-ubyte", (None,))):
+                path = self._file(request.data_dir, f"{prefix}-{name}")
+                assert path is not None  # `present` has looked
+                content = self._content(path, self.md5[f"{prefix}-{name}"])
                 digest.update(hashlib.sha256(content).digest())
-                arrays.append(_parse_idx(content, path))
-            images[split], labels[split] = grey_to_rgb(arrays[0]), arrays[1].astype(np.int64)
+                arrays.append(_bytes_array(_parse_idx(content, path), shape, f"{path}"))
+            images[split] = grey_to_rgb(arrays[0])
+            labels[split] = _checked_labels(arrays[1], len(arrays[0]), len(self.classes), f"{path}: the labels")
         return Source(request.dataset, self.classes, images, labels, digest.hexdigest())
+
+    def _content(self, path: Path, md5: str) -> bytes:
+        """What a file holds, unpacked; compressed files are known by their name or their first bytes."""
+        if path.is_dir():
+            raise SourceError(f"{path} is a folder; put the idx file itself in its place.")
+        try:
+            content = path.read_bytes()
+            if path.suffix == ".gz" or content[:2] == b"\x1f\x8b":
+                _check_md5(path, md5)
+                content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise SourceError(f"{path} cannot be read ({error}); copy or fetch it again.") from error
+        return content
 
 
 def _parse_idx(content: bytes, path: Path) -> np.ndarray:
     """An idx file of bytes: a magic number 0, 0, 8, rank, then the sizes as big-endian 32-bit numbers."""
     try:
-        if content[:3] != b"\0\0\x08":
+        if content[:3] != b"\0\0\x08" or len(content) < 4:
             raise ValueError("wrong magic number")
         shape = np.frombuffer(content, ">u4", content[3], offset=4)
         return np.frombuffer(content, np.uint8, offset=4 + shape.nbytes).reshape(shape.tolist())
@@ -180,6 +247,11 @@ _FASHION = _Idx(
 )
 
 SVHN_MD5 = {"train": "e26dedcc434d2e4c54c9b2d4a06d8373", "test": "eb5a983be6a315427106f1b164d9cef3"}
+
+
+def _svhn_present(data_dir: Path) -> list[Path]:
+    paths = [data_dir / f"{split}_32x32.mat" for split in SPLITS]
+    return paths if all(path.exists() for path in paths) else []
 
 
 def _svhn(request: Request) -> Source:
@@ -212,24 +284,47 @@ def _dtd_place(data_dir: Path) -> tuple[Path, str] | None:
     return None
 
 
+def _dtd_present(data_dir: Path) -> list[Path]:
+    found = _dtd_place(data_dir)
+    return [] if found is None else [found[0]]
+
+
 def _dtd(request: Request) -> Source:
     """DTD, official split 1: its train and val lists are for training (80 images a class), its test list has 40."""
-    place, prefix = _dtd_place(request.data_dir)
+    found = _dtd_place(request.data_dir)
+    assert found is not None  # `present` has looked
+    place, prefix = found
     if place.is_file():
         _check_md5(place, DTD_MD5)
     split_of = {"train": "train", "val": "train", "test": "test"}
     lists = {f"{prefix}labels/{part}1.txt": split for part, split in split_of.items()}
     members: dict[str, list[str]] = {split: [] for split in SPLITS}
     for name, content in sorted(walk(place, lists)):
-        members[lists[name]] += content.decode().split()
+        members[lists[name]] += _text(content, f"{place}: {name}").split()
+    _refuse_repeated([*members["train"], *members["test"]], f"{place}: the lists of split 1")
     classes = tuple(sorted({name.split("/")[0] for name in members["train"]}))
+    if unknown := sorted({name.split("/")[0] for name in members["test"]} ^ set(classes)):
+        raise SourceError(f"{place}: the lists of split 1 have {unknown[0]!r} for training or testing alone; {FETCH}.")
     digest = hashlib.sha256()
     names = {split: sorted(members[split]) for split in SPLITS}
     paths = [f"{prefix}images/{name}" for split in SPLITS for name in names[split]]
-    pixels = read_images(place, paths, request, digest)
+    pixels, notes = read_images(place, paths, request, digest)
     images = dict(zip(SPLITS, np.split(pixels, [len(names["train"])])))
     labels = {split: np.array([classes.index(name.split("/")[0]) for name in names[split]]) for split in SPLITS}
-    return Source(request.dataset, classes, images, labels, digest.hexdigest())
+    return Source(request.dataset, classes, images, labels, digest.hexdigest(), notes=notes)
+
+
+def _text(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{where} is no UTF-8 text ({error}); {FETCH}.") from error
+
+
+def _refuse_repeated(names: Sequence[str], where: str) -> None:
+    """What stands twice in a list could be learned and tested."""
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise SourceError(f"{where} name {repeated[0]} more than once; remove the repeated lines.")
 
 
 MINIIMAGENET_PARTS = ("train", "val", "test")  # of classes, not of images: 64, 16 and 20 classes of 600 images
@@ -250,33 +345,70 @@ def _miniimagenet_lists(data_dir: Path) -> list[Path]:
     return paths if all(path.exists() for path in paths) and (folder / "images").is_dir() else []
 
 
+def _miniimagenet_present(data_dir: Path) -> list[Path]:
+    lists = _miniimagenet_lists(data_dir)
+    return _miniimagenet_pickles(data_dir) or ([*lists, lists[0].parent / "images"] if lists else [])
+
+
 def _miniimagenet(request: Request) -> Source:
     """miniImageNet from its three pickles, or from ``images/*.jpg`` with ``{train,val,test}.csv`` (filename,label)."""
     digest = hashlib.sha256()
-    by_class: dict[str, np.ndarray] = {}
+    notes: tuple[str, ...] = ()
     if paths := _miniimagenet_pickles(request.data_dir):
-        for path in paths:
-            content = path.read_bytes()
-            digest.update(hashlib.sha256(content).digest())
-            part = _unpickle(content, str(path))
-            for name, rows in part["class_dict"].items():
-                by_class[name] = part["image_data"][np.asarray(rows)]
+        by_class = _pickled_classes(paths, digest)
     else:
-        files: dict[str, list[str]] = defaultdict(list)
         paths = _miniimagenet_lists(request.data_dir)
-        for path in paths:
-            with open(path, newline="", encoding="utf-8") as handle:
-                for line in csv.DictReader(handle):
-                    files[line["label"]].append(line["filename"])
+        files = _listed_classes(paths)
         names = [name for members in files.values() for name in members]
-        pixels = read_images(paths[0].parent / "images", names, request, digest)
+        pixels, notes = read_images(paths[0].parent / "images", names, request, digest)
         starts = np.cumsum([len(members) for members in files.values()])[:-1]
         by_class = dict(zip(files, np.split(pixels, starts)))
+    if small := [name for name, pixels in by_class.items() if len(pixels) <= MINIIMAGENET_TEST]:
+        raise SourceError(
+            f"{paths[0].parent}: class {small[0]} has {len(by_class[small[0]])} images, but the last "
+            f"{MINIIMAGENET_TEST} are for testing and some must be left for training; {FETCH}."
+        )
     images, labels = {}, {}
     for split, part in (("train", slice(None, -MINIIMAGENET_TEST)), ("test", slice(-MINIIMAGENET_TEST, None))):
         images[split] = np.concatenate([pixels[part] for pixels in by_class.values()])
         labels[split] = np.repeat(np.arange(len(by_class)), [len(pixels[part]) for pixels in by_class.values()])
-    return Source(request.dataset, tuple(by_class), images, labels, digest.hexdigest())
+    return Source(request.dataset, tuple(by_class), images, labels, digest.hexdigest(), notes=notes)
+
+
+def _pickled_classes(paths: Sequence[Path], digest: hashlib._Hash) -> dict[str, np.ndarray]:
+    """Images uint8 ``[n, H, W, 3]`` by class; the pickles' bytes go into ``digest``."""
+    by_class: dict[str, np.ndarray] = {}
+    shape: tuple[int | None, ...] = (None, None, None, 3)
+    for path in paths:
+        _, content = next(iter(walk(path.parent, [path.name])))
+        digest.update(hashlib.sha256(content).digest())
+        pixels, classes = _unpickle(content, str(path), "image_data", "class_dict")
+        pixels = _bytes_array(pixels, shape, f"{path}: 'image_data'")
+        shape = (None, *pixels.shape[1:])  # of the first pickle, asked of the others
+        if not isinstance(classes, dict):
+            raise SourceError(f"{path}: 'class_dict' is no mapping of classes to rows; {FETCH}.")
+        taken: list[str] = []
+        for name, rows in classes.items():
+            if name in by_class:
+                raise SourceError(f"{path}: class {name} is in another pickle too; {FETCH}.")
+            rows = _checked_labels(rows, None, len(pixels), f"{path}: the rows of class {name}")
+            by_class[name] = pixels[rows]
+            taken += map(str, rows)
+        _refuse_repeated(taken, f"{path}: the classes' rows")
+    return by_class
+
+
+def _listed_classes(paths: Sequence[Path]) -> dict[str, list[str]]:
+    """Names of image files by class, from lists with the columns filename and label."""
+    files: dict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        _, content = next(iter(walk(path.parent, [path.name])))
+        for line in csv.DictReader(io.StringIO(_text(content, str(path)), newline="")):
+            if not line.get("filename") or not line.get("label"):
+                raise SourceError(f"{path} has a line without filename or label; {FETCH}.")
+            files[line["label"]].append(line["filename"])
+    _refuse_repeated([name for members in files.values() for name in members], f"the lists in {paths[0].parent}")
+    return files
 
 
 FCELEBA_USERS = 10  # the first ones, their numbers sorted as texts: 0 1 10 11 12 ... (sources.md#mixed)
@@ -287,10 +419,11 @@ def _celeba_images(folder: Path) -> Path | None:
     return next((p for p in (folder / "img_align_celeba", folder / "img_align_celeba.zip") if p.exists()), None)
 
 
-def _fceleba_present(data_dir: Path) -> bool:
+def _fceleba_present(data_dir: Path) -> list[Path]:
     folder = data_dir / "celeba"
-    lists = [any((folder / "leaf" / split).glob("*.json")) for split in SPLITS]
-    return all(lists) and (folder / "list_attr_celeba.txt").exists() and _celeba_images(folder) is not None
+    lists, attributes, images = folder / "leaf", folder / "list_attr_celeba.txt", _celeba_images(folder)
+    complete = all(any((lists / split).glob("*.json")) for split in SPLITS) and attributes.exists()
+    return [lists, attributes, images] if complete and images is not None else []
 
 
 def _fceleba(request: Request) -> Source:
@@ -302,29 +435,45 @@ def _fceleba(request: Request) -> Source:
     folder = request.data_dir / "celeba"
     smiles = _celeba_attribute(folder / "list_attr_celeba.txt", FCELEBA_ATTRIBUTE)
     place = _celeba_images(folder)
+    assert place is not None  # `present` has looked
     prefix = "img_align_celeba/" if place.suffix == ".zip" else ""
-    files: dict[str, dict[str, list[str]]] = {}
-    for split in SPLITS:
-        files[split] = {}
-        for path in sorted((folder / "leaf" / split).glob("*.json")):
-            content = json.loads(path.read_text(encoding="utf-8"))
-            files[split].update({user: data["x"] for user, data in content["user_data"].items()})
+    files = {split: _leaf_users(folder / "leaf" / split) for split in SPLITS}
     users = sorted(files["train"])[:FCELEBA_USERS]
+    if missing := [user for user in users if user not in files["test"]]:
+        raise SourceError(f"{folder}/leaf/test lacks the user {missing[0]}; {FETCH}.")
+    listed = [name for split in SPLITS for user in users for name in files[split][user]]
+    _refuse_repeated(listed, f"the lists in {folder}/leaf")
     classes = tuple(f"{user}-{mood}" for user in users for mood in ("neutral", "smiling"))
     digest, images, labels = hashlib.sha256(), {}, {}
+    notes: tuple[str, ...] = ()
     for split in SPLITS:
         if unknown := [name for user in users for name in files[split][user] if name not in smiles]:
             raise SourceError(f"{folder}/list_attr_celeba.txt lacks {unknown[0]}; fetch CelebA's file again.")
         members = [(2 * rank + smiles[name], name) for rank, user in enumerate(users) for name in files[split][user]]
-        images[split] = read_images(place, [prefix + name for _, name in members], request, digest, squash=True)
+        names = [prefix + name for _, name in members]
+        images[split], remarks = read_images(place, names, request, digest, squash=True)
+        notes += remarks
         labels[split] = np.array([label for label, _ in members])
     digest.update(json.dumps(labels["train"].tolist() + labels["test"].tolist()).encode())
-    return Source(request.dataset, classes, images, labels, digest.hexdigest())
+    return Source(request.dataset, classes, images, labels, digest.hexdigest(), notes=notes)
+
+
+def _leaf_users(folder: Path) -> dict[str, list[str]]:
+    """Names of image files by user, from LEAF's JSON files."""
+    users: dict[str, list[str]] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            users.update({user: list(map(str, data["x"])) for user, data in content["user_data"].items()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SourceError(f"{path} is no list of LEAF ({type(error).__name__}: {error}); {FETCH}.") from error
+    return users
 
 
 def _celeba_attribute(path: Path, column: str) -> dict[str, bool]:
     """Which images of CelebA have an attribute. The file: a count, the column names, one image a line with -1 or 1."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    (_, content), *_ = walk(path.parent, [path.name])
+    lines = _text(content, str(path)).splitlines()
     columns = lines[1].split() if len(lines) > 1 else []
     if column not in columns:
         raise SourceError(
@@ -332,7 +481,10 @@ def _celeba_attribute(path: Path, column: str) -> dict[str, bool]:
             "fetch CelebA's list_attr_celeba.txt again."
         )
     position = columns.index(column) + 1
-    return {fields[0]: fields[position] == "1" for fields in map(str.split, lines[2:])}
+    rows = [line.split() for line in lines[2:]]
+    if short := [number for number, fields in enumerate(rows, 3) if len(fields) <= position]:
+        raise SourceError(f"{path} has too few columns in line {short[0]}; fetch CelebA's list_attr_celeba.txt again.")
+    return {fields[0]: fields[position] == "1" for fields in rows}
 
 
 def _from_torchvision(name: str, **splits: Sequence[object]) -> Callable[[Path], None]:
@@ -349,37 +501,51 @@ def _from_torchvision(name: str, **splits: Sequence[object]) -> Callable[[Path],
 
 
 OFFICIAL: dict[str, Official] = {
-    "cifar10": Official(_CIFAR10.archive, _CIFAR10.present, _CIFAR10.read, _from_torchvision("CIFAR10", train=(True,))),
+    "cifar10": Official(
+        _CIFAR10.archive,
+        _CIFAR10.present,
+        _CIFAR10.read,
+        _from_torchvision("CIFAR10", train=(True,)),
+        {_CIFAR10.archive: _CIFAR10.md5},
+    ),
     "cifar100": Official(
-        _CIFAR100.archive, _CIFAR100.present, _CIFAR100.read, _from_torchvision("CIFAR100", train=(True,))
+        _CIFAR100.archive,
+        _CIFAR100.present,
+        _CIFAR100.read,
+        _from_torchvision("CIFAR100", train=(True,)),
+        {_CIFAR100.archive: _CIFAR100.md5},
     ),
     "mnist": Official(
         f"MNIST/raw/ with {', '.join(_MNIST.md5)} (or .gz)",
         _MNIST.present,
         _MNIST.read,
         _from_torchvision("MNIST", train=(True,)),
+        _MNIST.published(),
     ),
     "fashionmnist": Official(
         f"FashionMNIST/raw/ with {', '.join(_FASHION.md5)} (or .gz)",
         _FASHION.present,
         _FASHION.read,
         _from_torchvision("FashionMNIST", train=(True,)),
+        _FASHION.published(),
     ),
     "svhn": Official(
         "train_32x32.mat and test_32x32.mat",
-        lambda data_dir: all((data_dir / f"{split}_32x32.mat").exists() for split in SPLITS),
+        _svhn_present,
         _svhn,
         _from_torchvision("SVHN", split=SPLITS),
+        {f"{split}_32x32.mat": md5 for split, md5 in SVHN_MD5.items()},
     ),
     "dtd": Official(
         "dtd-r1.0.1.tar.gz",
-        lambda data_dir: _dtd_place(data_dir) is not None,
+        _dtd_present,
         _dtd,
         _from_torchvision("DTD", split=("train",)),
+        {"dtd-r1.0.1.tar.gz": DTD_MD5},
     ),
     "miniimagenet": Official(
         "miniimagenet/ with mini-imagenet-cache-{train,val,test}.pkl or with images/*.jpg and {train,val,test}.csv",
-        lambda data_dir: bool(_miniimagenet_pickles(data_dir) or _miniimagenet_lists(data_dir)),
+        _miniimagenet_present,
         _miniimagenet,
     ),
     "fceleba": Official(

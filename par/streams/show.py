@@ -1,6 +1,7 @@
 """What a stream looks like: ``python -m par.streams.show <stream> --seed 0 [--data-dir D] [--out sheet.png]``.
 
-Prints a table of the tasks and draws a contact sheet: one row a task, ten of its training images.
+Prints a table of the tasks and one of what was left aside and found in the data, and draws a contact sheet: one row a
+task, ten of its training images.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from par.files import write_atomically
 from par.schema import ConfigError
+from par.streams import findings
 from par.streams.sources import SourceError
 from par.streams.stream import Stream, Task, build_stream
+from par.text import listing, one_line
 
 COLUMNS = 10  # images a task
 TILE = 56  # pixels of an image on the sheet
@@ -26,13 +29,16 @@ LABEL = 240  # pixels for the words at the left
 
 def table(stream: Stream) -> str:
     """The tasks of a stream as lines of text: number, name, source, counts, transform, digest, classes."""
-    rows = [("task", "name", "source", "classes", "train", "valid", "test", "transform", "digest", "class names")]
+    rows: list[tuple[str, ...]] = [
+        ("task", "name", "source", "classes", "train", "valid", "test", "transform", "digest", "class names")
+    ]
     for task in stream.tasks:
-        names = ", ".join(task.class_names[:5]) + (", ..." if task.n_classes > 5 else "")
+        names = listing(task.class_names)
         counts = [str(task.counts[split]) for split in ("train", "valid", "test")]
         words = task.transform or "-"
         digest = task.digest[:8]
-        rows.append((str(task.index), task.name, task.source, str(task.n_classes), *counts, words, digest, names))
+        name = one_line(task.name, 40)
+        rows.append((str(task.index), name, task.source, str(task.n_classes), *counts, words, digest, names))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -46,10 +52,10 @@ def contact_sheet(stream: Stream) -> Image.Image:
     for row, task in enumerate(stream.tasks):
         top = GAP + row * step
         counts = " / ".join(str(task.counts[split]) for split in ("train", "valid", "test"))
-        draw.text((GAP, top), f"{task.index}  {task.name}", "black", font)
+        draw.text((GAP, top), f"{task.index}  {one_line(task.name, 30)}", "black", font)
         draw.text((GAP, top + 18), f"{task.n_classes} classes, {counts}", "dimgray", small)
         words = task.transform or ("" if task.source in task.name else task.source)
-        draw.text((GAP, top + 34), words, "dimgray", small)
+        draw.text((GAP, top + 34), one_line(words, 40), "dimgray", small)
         for column, image in enumerate(_examples(task)):
             tile = Image.fromarray(image).resize((TILE, TILE), Image.Resampling.NEAREST)
             sheet.paste(tile, (LABEL + column * step, top))
@@ -80,7 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 1
         print(table(stream))
-        print("".join(f"Note: {warning}\n" for warning in stream.warnings), end="")
+        if stream.findings:
+            print(f"\nWhat was left aside and found in the data:\n{findings.table(stream.findings)}\n")
         sheet = contact_sheet(stream)
     write_atomically(out, lambda draft: sheet.save(draft, format="PNG"))
     print(f"Contact sheet: {out}")

@@ -2,7 +2,7 @@
 
 A data set is looked for in this order, and one :class:`SourceError` names all of it when nothing is found:
 
-1. inside an installed package (the embedded data sets: no download),
+1. inside an installed package (the embedded data sets: no download), unless the stream names a ``file``,
 2. an image folder or zip ``<data_dir>/<file>[.zip]`` laid out ``<split>/<class>/<image>``,
 3. the official archive, or torchvision's own layout, in ``<data_dir>``,
 4. torchvision's checksummed download into ``<data_dir>``.
@@ -18,8 +18,9 @@ import tempfile
 from pathlib import Path
 
 from par.streams.embedded import EMBEDDED
+from par.streams.folders import holds_splits, image_folder
 from par.streams.official import OFFICIAL, Official
-from par.streams.reading import Request, Source, SourceError, holds_splits, image_folder
+from par.streams.reading import Request, Source, SourceError
 
 __all__ = ["Request", "Source", "SourceError", "load_source"]
 
@@ -30,7 +31,9 @@ def load_source(request: Request) -> Source:
     Raises:
         SourceError: it is nowhere to be found, damaged, or its images do not fit together.
     """
-    return _embedded(request.dataset) if request.dataset in EMBEDDED else _from_disk(request)
+    if request.dataset in EMBEDDED and not request.own:
+        return _embedded(request.dataset)
+    return _from_disk(request)
 
 
 @functools.cache
@@ -40,18 +43,28 @@ def _embedded(dataset: str) -> Source:
 
 @functools.lru_cache(maxsize=8)  # the largest stream, S_long, draws from five
 def _from_disk(request: Request) -> Source:
-    for place in (request.data_dir / request.file, request.data_dir / f"{request.file}.zip"):
-        if place.suffix == ".zip" or holds_splits(place):
-            if place.exists():
-                return image_folder(request, place)
+    place = own_place(request.file, request.data_dir)
+    if place is not None:
+        return image_folder(request, place)
     official = OFFICIAL.get(request.dataset)
     if official is None:
+        if (folder := request.data_dir / request.file).is_dir():
+            return image_folder(request, folder)  # which says what it holds instead of splits
         raise _not_found(request, None, "it has no official archive that this program knows")
     if not official.present(request.data_dir):
         if official.download is None:
             raise _not_found(request, official, "it has no download")
         _download(request, official)
     return official.read(request)
+
+
+def own_place(file: str, data_dir: Path) -> Path | None:
+    """The image folder or zip of that name, which is read rather than official files; None where there is neither."""
+    for place in (data_dir / file, data_dir / f"{file}.zip"):
+        if place.suffix == ".zip" or holds_splits(place):
+            if place.exists():
+                return place
+    return None
 
 
 def _not_found(request: Request, official: Official | None, why: str) -> SourceError:
@@ -72,6 +85,7 @@ def _not_found(request: Request, official: Official | None, why: str) -> SourceE
 
 def _download(request: Request, official: Official) -> None:
     """Let torchvision download into a temporary folder, then move what came into ``data_dir``."""
+    assert official.download is not None
     anchor = next(path for path in (request.data_dir, *request.data_dir.absolute().parents) if path.is_dir())
     try:
         with tempfile.TemporaryDirectory(prefix=".download.", dir=anchor) as draft:

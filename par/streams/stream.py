@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,11 +18,11 @@ import numpy as np
 
 from par.files import canonical_json, read_json, sha256_bytes, write_atomically, write_json
 from par.seeding import numpy_generator
-from par.streams.definition import Definition, Plan, PlannedTask, plan_stream, read_definition
+from par.streams.definition import SPLITS, Definition, Plan, PlannedTask, plan_stream, read_definition
+from par.streams.findings import Finding, task_findings
 from par.streams.sources import SourceError
 from par.streams.transforms import colour_background, flip_and_crop, resize
 
-SPLITS = ("train", "valid", "test")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROPS = 4  # random copies of a validation image in CTrL's S_long (sources.md#ctrl)
 
@@ -67,7 +67,10 @@ class Task:
         return Split(self._part(name, "images"), self._part(name, "labels"))
 
     def samples(self, name: str) -> np.ndarray:
-        """For every image of a split its row in the source (test images: in its test split; int32 ``[n]``)."""
+        """For every image of a split its row in the source (int32 ``[n]``).
+
+        Rows count in the source's split of that name; validation images of a source without one are training images.
+        """
         return self._part(name, "samples")
 
     def _part(self, split: str, kind: str) -> np.ndarray:
@@ -77,13 +80,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Stream:
-    """A built stream. ``digest`` covers its tasks in order; ``warnings`` are sentences about the data."""
+    """A built stream. ``digest`` covers its tasks in order; ``findings`` is what its data showed."""
 
     name: str
     seed: int
     tasks: tuple[Task, ...]
     digest: str
-    warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The findings as sentences."""
+        return tuple(map(str, self.findings))
 
 
 def load_stream(directory: str | Path) -> Stream:
@@ -99,11 +107,14 @@ def load_stream(directory: str | Path) -> Stream:
     starts = dict.fromkeys(SPLITS, 0)
     tasks = []
     for index, item in enumerate(content["tasks"]):
-        fixed = {key: tuple(item.pop(key)) for key in ("class_names", "mean", "std", "augment", "image_size")}
+        fixed: dict[str, Any] = {
+            key: tuple(item.pop(key)) for key in ("class_names", "mean", "std", "augment", "image_size")
+        }
         tasks.append(Task(index=index, directory=directory, starts=dict(starts), **fixed, **item))
         starts = {split: starts[split] + item["counts"][split] for split in SPLITS}
     digest = sha256_bytes(canonical_json([task.digest for task in tasks]).encode())
-    return Stream(content["name"], content["seed"], tuple(tasks), digest, tuple(content["warnings"]))
+    findings = tuple(Finding(**item) for item in content["findings"])
+    return Stream(content["name"], content["seed"], tuple(tasks), digest, findings)
 
 
 def build_stream(
@@ -129,7 +140,7 @@ def build_stream(
 
     def write(draft: Path) -> None:
         draft.mkdir()
-        records, warnings = _write_arrays(draft, name, seed, definition, plan, size, progress)
+        records, findings = _write_arrays(draft, name, seed, definition, plan, size, progress)
         sources = {
             alias: {"name": source.name, "digest": source.digest} for alias, source in sorted(plan.sources.items())
         }
@@ -141,7 +152,7 @@ def build_stream(
                 "definition": raw,
                 "sources": sources,
                 "tasks": records,
-                "warnings": warnings,
+                "findings": [asdict(finding) for finding in (*plan.findings, *findings)],
             },
         )
 
@@ -167,10 +178,10 @@ def _write_arrays(
     plan: Plan,
     size: tuple[int, int],
     progress: Callable[[Sequence[PlannedTask]], Iterable[PlannedTask]],
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Write the arrays, one task in memory at a time; the tasks' descriptions and the warnings."""
+) -> tuple[list[dict[str, Any]], list[Finding]]:
+    """Write the arrays, one task in memory at a time; the tasks' descriptions and what their images show."""
     records: list[dict[str, Any]] = []
-    warnings: list[str] = []
+    findings: list[Finding] = []
     labels: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     samples: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     factor = CROPS + 1 if definition.valid_copies == "four_crops" else 1
@@ -189,15 +200,15 @@ def _write_arrays(
                     generator = numpy_generator("stream", name, seed, "copies", index)
                     images, rows, marks = _expand(images, rows, marks, definition.valid_copies, generator)
                 pixels[split], task_labels[split] = np.ascontiguousarray(images.transpose(0, 3, 1, 2)), marks
-                files[split].write(pixels[split])
+                files[split].write(pixels[split].data)
                 labels[split].append(marks)
                 samples[split].append(rows)
             records.append(_describe(plan, task, definition, size, pixels, task_labels))
-            warnings += _duplicates(index, task, pixels)
+            findings += task_findings(index, task.name, records[-1]["class_names"], pixels, task_labels)
     for split in SPLITS:
         np.save(directory / f"{split}_labels.npy", np.concatenate(labels[split]))
         np.save(directory / f"{split}_samples.npy", np.concatenate(samples[split]).astype(np.int32))
-    return records, warnings
+    return records, findings
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
@@ -212,7 +223,7 @@ def _materialise(
     source = plan.sources[task.source]
     rows = np.concatenate(task.rows[split])
     labels = np.repeat(np.arange(len(task.labels), dtype=np.int64), [len(part) for part in task.rows[split]])
-    images = source.images["test" if split == "test" else "train"][rows]
+    images = source.images[split if split in source.images else "train"][rows]
     if definition.image_size is not None:
         images = resize(images, definition.image_size, plan.settings[task.source].resample)
     if task.background is not None:
@@ -255,8 +266,8 @@ def _describe(
     digest = hashlib.sha256(canonical_json(learned).encode())
     for split in SPLITS:
         digest.update(canonical_json([split, *pixels[split].shape]).encode())
-        digest.update(pixels[split])
-        digest.update(labels[split])
+        digest.update(pixels[split].data)
+        digest.update(labels[split].data)
     return {
         "name": task.name,
         "source": source.name,
@@ -291,22 +302,3 @@ def _statistics(definition: Definition, train: np.ndarray) -> tuple[list[float],
         mean.append(total / (255 * n))
         std.append((n * squares - total**2) ** 0.5 / (255 * n) or 1.0)
     return mean, std
-
-
-def _duplicates(index: int, task: PlannedTask, pixels: Mapping[str, np.ndarray]) -> list[str]:
-    """A sentence for validation or test images that equal, pixel for pixel, an image of an earlier split.
-
-    No row of the source is in two splits, so such images are duplicates inside the data set.
-    """
-    sentences = []
-    seen: set[bytes] = set()
-    for split in SPLITS:
-        found = [hashlib.blake2b(image, digest_size=16).digest() for image in pixels[split]]
-        if copies := sum(digest in seen for digest in found):
-            sentences.append(
-                f"task {index} ({task.name}): {copies} of {len(found)} {split} images equal a "
-                f"{'training' if split == 'valid' else 'training or validation'} image; "
-                "they are duplicates inside the data set."
-            )
-        seen.update(found)
-    return sentences

@@ -36,7 +36,7 @@ def resize(images: np.ndarray, size: int, resample: str = "bilinear") -> np.ndar
         return images
     resized = np.empty((len(images), size, size, 3), np.uint8)
     for row, image in enumerate(images):
-        resized[row] = fit(Image.fromarray(image), size, resample)
+        resized[row] = np.asarray(fit(Image.fromarray(image), size, resample))
     return resized
 
 
@@ -57,7 +57,7 @@ def rotate(classes: Sequence[Item], by: int = 1) -> tuple[Item, ...]:
 
 def flip_and_crop(images: np.ndarray, generator: np.random.Generator, pad: int = 4) -> np.ndarray:
     """Each image mirrored with probability 1/2, then a random crop of its size from its black-padded frame."""
-    n, height, width, _ = images.shape
+    n, (height, width) = len(images), images.shape[1:3]
     mirrored = np.where(generator.random(n)[:, None, None, None] < 0.5, images[:, :, ::-1], images)
     padded = np.pad(mirrored, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     rows = generator.integers(0, 2 * pad + 1, n)[:, None] + np.arange(height)

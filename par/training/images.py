@@ -37,7 +37,7 @@ class Images:
     ):
         pixels = torch.as_tensor(np.array(pixels) if isinstance(pixels, np.ndarray) else pixels)
         self.augment = tuple(augment)
-        self.size = tuple(pixels.shape[2:])
+        self.size = (pixels.shape[2], pixels.shape[3])
         self.padding = max(1, min(self.size) // 8) if "crop" in self.augment else 0
         padded = torch.nn.functional.pad(pixels, [self.padding] * 4).permute(0, 2, 3, 1)
         self.pixels = padded.contiguous().to(device)
@@ -64,7 +64,7 @@ class Images:
         """
         height, width = self.size
         draw = generator is not None
-        if draw and self.augment:
+        if generator is not None and self.augment:
             pixels = self._crop_and_flip(rows, generator)
         elif self.padding:
             top = self.padding

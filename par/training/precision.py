@@ -77,16 +77,18 @@ def _deterministic_cuda() -> Iterator[None]:
         matmul.allow_tf32,
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        deterministic.fill_uninitialized_memory,
+        deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
     )
     with (
         torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
         sdpa_kernel(SDPBackend.MATH),
     ):
-        matmul.allow_tf32, deterministic.fill_uninitialized_memory = False, False
+        matmul.allow_tf32 = False
+        deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.use_deterministic_algorithms(True, warn_only=True)
         try:
             yield
         finally:
-            matmul.allow_tf32, deterministic.fill_uninitialized_memory = before[0], before[3]
+            matmul.allow_tf32 = before[0]
+            deterministic.fill_uninitialized_memory = before[3]  # type: ignore[attr-defined]
             torch.use_deterministic_algorithms(before[1], warn_only=before[2])

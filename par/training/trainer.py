@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -158,8 +159,9 @@ def accuracy(predict: Callable[[Tensor], Tensor], images: Images) -> float:
     return float((predict_classes(predict, images) == images.labels.cpu()).double().mean())
 
 
-def _optimizer(parameters: list[nn.Parameter], recipe: Recipe):
-    """The optimiser and the per-epoch learning-rate schedule of a recipe."""
+def _optimizer(parameters: list[nn.Parameter], recipe: Recipe) -> tuple[torch.optim.Optimizer, Any]:
+    """The optimiser and the per-epoch learning-rate schedule of a recipe; only plateau's ``step`` takes an accuracy."""
+    optimizer: torch.optim.Optimizer
     if recipe.optimizer == "sgd":
         optimizer = torch.optim.SGD(
             parameters, recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay

@@ -258,4 +258,4 @@ def test_only_blocks_of_the_chosen_path_stay():
     path = method.tasks[1]["path"]
     assert set(method.parts["1"]) == {str(depth) for depth in range(6) if path[depth] == 1}
     assert ("1" in method.heads.by_task) == (path[6] == 1)
-    assert method.sampler is None and not any("sampler" in name for name in method.state_dict())
+    assert not hasattr(method, "sampler") and not any("sampler" in name for name in method.state_dict())

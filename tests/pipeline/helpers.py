@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from par.config import Config
+from pipeline import publisher, sync
+from pipeline.journal import wait_again
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG = Config(preset="test", streams=(), seeds=(0,), methods={})
@@ -36,8 +43,40 @@ def migrated_database() -> Path:
     return path
 
 
-def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch, *, database: bool = True) -> Path:
-    """Make ``folder`` the main checkout and the current directory, with no trace of an outer DVC, MLflow or git."""
+@contextmanager
+def forked_publisher(task: dict[str, Any]) -> Iterator[Connection]:
+    """The publishing process as a fork of this one, which has loaded MLflow: a new one takes 2 to 6 s for that."""
+    import mlflow  # noqa: F401
+
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_serve_quietly, args=(theirs,))
+    process.start()
+    theirs.close()
+    try:
+        ours.send(task)
+        yield ours
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _serve_quietly(connection: Connection) -> None:
+    """Answer without a word on the terminal, as the new process would."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nothing, stream)
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    publisher.serve(connection)
+
+
+def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch, *, database: bool = True, fork: bool = True) -> Path:
+    """Make ``folder`` the main checkout and the current directory, with no trace of an outer DVC, MLflow or git.
+
+    With ``fork``, what this process publishes is published by a fork, otherwise by a new process as in real use.
+    """
+    if fork:
+        monkeypatch.setattr(sync, "_publisher", forked_publisher)
     for name in [name for name in os.environ if name.startswith(("DVC_", "MLFLOW_", "GIT_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("DVC_ROOT", str(folder))
@@ -47,6 +86,13 @@ def make_checkout(folder: Path, monkeypatch: pytest.MonkeyPatch, *, database: bo
     if database:
         shutil.copy(migrated_database(), folder / "mlflow.db")
     return folder
+
+
+def publish(*, rebuild: bool = False) -> str:
+    """Publish the journals of the checkout as `pipeline.sync` does; returns the outcome in words."""
+    if rebuild:
+        wait_again()
+    return "\n".join(sync.publish("par").lines())
 
 
 def start_stage(code: str, **environment: str) -> subprocess.Popen:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import sync
+from pipeline import mlflow_store, sync
 from pipeline.tracking import stage
-from tests.pipeline.helpers import CONFIG, git, journals, make_checkout, migrated_database, runs
+from tests.pipeline.helpers import CONFIG, git, journals, make_checkout, migrated_database, publish, runs
 
 
 @pytest.fixture
@@ -53,27 +53,27 @@ def contents(checkout: Path) -> list[tuple]:
 
 def test_rebuilt_store_equals_the_original(checkout):
     write_pipeline()
-    assert sync.publish() == "MLflow: 3 runs published."
+    assert publish() == "MLflow: 3 runs published."
     original = contents(checkout)
     assert len(original) == 4 and len(original[1][3][0]) == 700  # one parent, three runs, all points of a curve
     shutil.rmtree(checkout / "mlartifacts")
     shutil.copy(migrated_database(), checkout / "mlflow.db")
-    assert contents(checkout) == [] and sync.publish() == "MLflow: 0 runs published."
-    assert sync.publish(rebuild=True) == "MLflow: 3 runs published."
+    assert contents(checkout) == [] and publish() == "MLflow: 0 runs published."
+    assert publish(rebuild=True) == "MLflow: 3 runs published."
     assert contents(checkout) == original
 
 
 def test_rebuild_leaves_runs_alone_that_are_there(checkout):
     write_pipeline()
-    sync.publish()
+    publish()
     original = [run.info.run_id for run in runs(checkout, "stage")]
-    assert sync.publish(rebuild=True) == "MLflow: 0 runs published."
+    assert publish(rebuild=True) == "MLflow: 0 runs published."
     assert [run.info.run_id for run in runs(checkout, "stage")] == original
 
 
-def test_journal_published_in_part_is_published_anew(checkout, monkeypatch):
+def test_journal_published_in_part_keeps_the_whole_runs_and_replaces_the_others(checkout, monkeypatch):
     write_pipeline()
-    end, n_ended = sync._Store._end, []
+    end, n_ended = mlflow_store.Store._end, []
 
     def fail_at_the_second(*arguments):
         n_ended.append(1)
@@ -81,12 +81,14 @@ def test_journal_published_in_part_is_published_anew(checkout, monkeypatch):
             raise ConnectionError("server went away")
         end(*arguments)
 
-    monkeypatch.setattr(sync._Store, "_end", fail_at_the_second)
-    report = sync.publish()
+    monkeypatch.setattr(mlflow_store.Store, "_end", fail_at_the_second)
+    report = publish()
     assert "server went away" in report and "kept" in report
     assert len(journals(checkout, ".jsonl")) == 1 and len(journals(checkout, ".done")) == 1
-    monkeypatch.setattr(sync._Store, "_end", end)
-    assert sync.publish() == "MLflow: 2 runs published."
+    whole, _ = runs(checkout, "stage")[:2]
+    monkeypatch.setattr(mlflow_store.Store, "_end", end)
+    assert publish() == "MLflow: 1 runs published."
+    assert runs(checkout, "stage")[0].info.run_id == whole.info.run_id
     assert [run.info.run_name for run in runs(checkout, "stage")] == [
         "train@a par seed 0",
         "train@a par seed 1",
@@ -99,7 +101,7 @@ def test_damaged_journal_is_named_and_stops_no_other(checkout):
     write_pipeline()
     damaged, _ = journals(checkout, ".jsonl")
     damaged.write_text("{ no JSON\n")
-    assert str(damaged) in sync.publish()
+    assert str(damaged) in publish()
     assert [run.info.run_name for run in runs(checkout, "stage")] == ["tables"]
 
 
@@ -110,7 +112,7 @@ def test_line_cut_off_by_a_power_failure_is_left_out(checkout):
     (journal,) = journals(checkout, ".jsonl")
     text = journal.read_text()
     journal.write_text(text[: text.index('"AF"')])
-    sync.publish()
+    publish()
     (child,) = runs(checkout, "stage")
     assert child.data.metrics == {"AP": 0.5} and child.info.status == "KILLED"
 
@@ -136,5 +138,15 @@ def test_pipeline_of_a_dvc_experiment_is_tagged_with_its_commit(checkout, monkey
     monkeypatch.setenv("DVC_EXP_BASELINE_REV", baseline)
     with stage(CONFIG, "tables", publish=True):
         pass
-    assert sync.tag_experiments("par") == 1 and sync.tag_experiments("par") == 0
+    assert sync.publish("par", tag=True).n_tagged == 1 and sync.publish("par", tag=True).n_tagged == 0
     assert [run.data.tags.get("dvc.exp_rev") for run in runs(checkout, "pipeline")] == [None, experiment]
+
+
+@pytest.mark.slow
+def test_a_stage_that_dvc_runs_publishes_through_a_process_of_its_own(tmp_path, monkeypatch):
+    """That process begins a session of its own, which is no sign of a dvc that has died."""
+    checkout = make_checkout(tmp_path, monkeypatch, fork=False)
+    monkeypatch.setenv("DVC_STAGE", "tables")
+    with stage(CONFIG, "tables", publish=True) as run:
+        run.metrics({"AP": 0.5})
+    assert len(runs(checkout, "stage")) == 1

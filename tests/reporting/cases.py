@@ -10,6 +10,7 @@ from par import metrics
 from par.cells.genotype import random_genotype
 from par.config import Ablation, Config, Sweeps, Tables
 from par.reporting.report import Inputs
+from par.streams.findings import Finding
 
 PROVENANCE = {"commit": "abc1234", "dirty": True, "python": "3.11.7", "torch": "2.14.1"}
 TASKS = ["digits", "textures", "digits again"]
@@ -22,6 +23,10 @@ VARIANTS = {  # name -> overrides and chains
     "search_advantage": ({"search": {"update": "advantage"}}, [[0, 2], [1]]),
 }
 EPOCHS = 5  # of a search
+FINDINGS = (
+    Finding("left aside", "source digits", "files not read: no image", 3, "train/1/notes.txt"),
+    Finding("duplicates", "task 1 (textures)", "2 of 60 test images equal a training or validation image", 2),
+)
 
 
 def demo_config() -> Config:
@@ -66,7 +71,9 @@ def result(stream: str, seeds=(0, 1)) -> dict:
             learners[learner][str(seed)] = metrics.evaluate_learner(
                 predictions, labels, chains, costs, (stream, learner, seed)
             )
-    tasks = [{"name": name, "source": "digits", "n_classes": 10, "counts": {"test": 60}} for name in TASKS]
+    classes = [f"class {label}" for label in range(10)]
+    common = {"source": "digits", "n_classes": 10, "class_names": classes, "chance": metrics.chance_level(labels[0])}
+    tasks = [{"name": name, **common, "counts": {"train": 90, "valid": 30, "test": 60}} for name in TASKS]
     return {
         "stream": stream,
         "tasks": {str(seed): tasks for seed in seeds},
@@ -131,5 +138,6 @@ def inputs(seeds=(0, 1)) -> Inputs:
         histories={"demo_minus": {"par": courses, "search_advantage": courses}},
         sheets={"demo_minus": Image.linear_gradient("L")},
         digests={"demo_minus": {"0": "aa" * 32, "1": "bb" * 32}},
+        findings={"demo_minus": {str(seed): FINDINGS[: 1 + seed] for seed in seeds}},
         provenance=PROVENANCE,
     )

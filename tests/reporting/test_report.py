@@ -85,6 +85,18 @@ def test_curves_for_dvc(report):
     assert float(rows[-1]["par"]) == pytest.approx(np.mean([entry["ap"] for entry in entries]), abs=1e-6)
 
 
+def test_a_stream_shows_its_tasks_its_chance_level_and_what_was_found(report):
+    text = (report / "README.md").read_text(encoding="utf-8")
+    assert "| Chance | 0.100 |" in text and "10: class 0, class 1" in text and "| 90 / 30 / 60 | 0.100 |" in text
+    assert "| left aside | source digits | all | files not read: no image (such as train/1/notes.txt) | 3 |" in text
+    assert "| duplicates | task 1 (textures) | 1 | 2 of 60 test images" in text
+
+
+def test_nothing_is_shown_where_nothing_was_found(tmp_path):
+    render(tmp_path, demo_config(), replace(inputs(), findings={"demo_minus": {"0": (), "1": ()}}))
+    assert "left aside" not in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
 def test_tables_on_disk(report):
     with open(report / "tables" / "table_3_classic.csv", newline="") as handle:
         rows = {(row["learner"], row["metric"]): row for row in csv.DictReader(handle)}
@@ -102,7 +114,7 @@ def test_score_matrix_takes_the_configured_estimator():
 
 
 def test_a_report_without_any_result(tmp_path):
-    nothing = type(inputs())({}, {}, {}, {}, {}, {}, {}, inputs().provenance)
+    nothing = type(inputs())({}, {}, {}, {}, {}, {}, {}, {}, inputs().provenance)
     render(tmp_path, demo_config(), nothing)
     assert "not run" in (tmp_path / "README.md").read_text(encoding="utf-8")
     assert not (tmp_path / "figures").exists() and read_json(tmp_path / "metrics.json")["mean_AP"] == {}

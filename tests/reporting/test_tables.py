@@ -9,7 +9,8 @@ import pytest
 
 from par.reporting import tables
 from par.reporting.published import load_published
-from par.reporting.scores import stream_scores
+from par.reporting.scores import chance, stream_scores
+from par.streams.findings import Finding
 from tests.reporting.cases import demo_config, plan, result
 
 
@@ -47,6 +48,33 @@ def test_stream_table_without_published_values(config, published):
     assert "DEMO" in table.title
 
 
+def test_chance_stands_below_the_methods(config, published):
+    content = result("demo_minus")
+    content["tasks"]["1"] = [{**task, "chance": 0.4} for task in content["tasks"]["1"]]
+    level = chance("demo_minus", content)
+    assert level.values == pytest.approx((0.1, 0.4))
+    scores = stream_scores(config, "demo_minus", content, published)
+    table = tables.with_chance(tables.stream_table(config, "demo_minus", scores, published), {"AP": level})
+    row = dict(zip(table.columns, table.rows[-1]))
+    assert row.pop("Method") == "Chance" and row.pop("AP") == "0.250 ± 0.212" and set(row.values()) == {"-"}
+    assert tables.CHANCE in table.notes
+    empty = tables.stream_table(config, "demo_minus", stream_scores(config, "demo_minus", {}, published), published)
+    assert tables.with_chance(empty, {"AP": chance("demo_minus", {})}) == empty, "what was not run has no chance level"
+
+
+def test_findings_of_all_seeds_in_one_table():
+    same, other = (Finding("duplicates", "task 0 (x)", f"{n} images", n, "a_b") for n in (1, 2))
+    assert tables.findings_table("mine", {"0": (), "1": ()}) is None
+    rows = tables.findings_table("mine", {"0": (same,), "1": (same, other), "2": (same, other)}).rows
+    assert rows == (
+        ("duplicates", "task 0 (x)", "all", r"1 images (such as a\_b)", "1"),
+        ("duplicates", "task 0 (x)", "1, 2", r"2 images (such as a\_b)", "2"),
+    )
+    many = [Finding("note", "source x", str(number), 1) for number in range(tables.MAX_FINDINGS + 7)]
+    table = tables.findings_table("mine", {"0": many})
+    assert len(table.rows) == tables.MAX_FINDINGS and table.notes[0].startswith("7 more ")
+
+
 def test_missing_seeds_are_said(config, published):
     scores = stream_scores(config, "demo_minus", result("demo_minus", seeds=(0,)), published)
     table = tables.stream_table(config, "demo_minus", scores, published)
@@ -61,7 +89,7 @@ def test_markdown_and_latex_of_a_table():
     assert lines[-1] == "- AF $= r_{ij}$, 5%."
     latex = table.latex()
     assert r"\begin{tabular}{lr}" in latex and r"\caption{50\% \& more}" in latex and r"\label{tab:t_1}" in latex
-    assert r"x|y & 1 $\pm$ 2 \\" in latex and r"\{z\} & \#3 \\" in latex and r"A\_b & n \\" in latex
+    assert r"x\textbar{}y & 1 $\pm$ 2 \\" in latex and r"\{z\} & \#3 \\" in latex and r"A\_b & n \\" in latex
     assert r"AF $= r_{ij}$, 5\%." in latex, "formulas are left alone"
     assert [latex.index(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == sorted(
         latex.index(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")

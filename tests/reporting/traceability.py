@@ -34,6 +34,7 @@ def check_report(folder: Path) -> int:
     published = load_published()
     results = {path.stem: read_json(path) for path in sorted((folder / "results").glob("*.json"))}
     n_checked = sum(_check_result(result) for result in results.values())
+    n_checked += sum(_check_chance(folder, result) for result in results.values())
     for path in sorted((folder / "tables").glob("*.csv")):
         with open(path, newline="", encoding="utf-8") as handle:
             rows = list(csv.DictReader(handle))
@@ -59,6 +60,17 @@ def _check_result(result: dict[str, Any]) -> int:
             interval = metrics.ap_interval(matrix[-1], n_test, generator)
             assert entry["ap_interval"] == pytest.approx(interval, abs=1e-12), f"interval of {learner}, seed {seed}"
     return n_checked
+
+
+def _check_chance(folder: Path, result: dict[str, Any]) -> int:
+    """The chance level in the stream's table; reports made before there was one have none."""
+    tasks = result["tasks"].values()
+    if not all("chance" in task for of_seed in tasks for task in of_seed):
+        return 0
+    level = statistics.fmean(task["chance"] for of_seed in tasks for task in of_seed)
+    table = (folder / "tables" / f"{result['stream']}.md").read_text(encoding="utf-8")
+    assert f"| Chance | {level:{FORMATS['AP']}}" in table, f"chance level of {result['stream']}"
+    return 1
 
 
 def _check_row(

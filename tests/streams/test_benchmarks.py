@@ -169,7 +169,7 @@ def no_leak(stream) -> int:
         assert not set(task.samples("train")) & set(task.samples("valid"))
         for split in SPLITS:
             assert len(np.unique(task.samples(split))) == task.counts[split]
-    return sum(int(re.search(r": (\d+) of", warning)[1]) for warning in stream.warnings)
+    return sum(finding.count for finding in stream.findings if finding.kind == "duplicates")
 
 
 @pytest.mark.slow

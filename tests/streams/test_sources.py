@@ -17,6 +17,7 @@ from PIL import Image
 
 from par.streams import official
 from par.streams.embedded import EMBEDDED
+from par.streams.reading import read_images
 from par.streams.sources import OFFICIAL, Request, SourceError, load_source
 from par.streams.transforms import fit
 
@@ -288,6 +289,67 @@ def test_a_truncated_idx_file_is_named(tmp_path):
         load_source(request(tmp_path, "mnist"))
 
 
+def rename(place: Path, one: str, two: str) -> None:
+    """Swap two files."""
+    (place / one).rename(place / "third")
+    (place / two).rename(place / one)
+    (place / "third").rename(place / two)
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (
+            lambda raw: rename(raw, "train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+            r"train-images-idx3-ubyte is uint8 \[6\], not uint8 \[n, 28, 28\]",
+        ),
+        (
+            lambda raw: rename(raw, "train-labels-idx1-ubyte", "t10k-labels-idx1-ubyte"),
+            "train-labels-idx1-ubyte: the labels are 3 for 6 images",
+        ),
+        (
+            lambda raw: (raw / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\1\0\0\0\3\1\2\x0a"),
+            "t10k-labels-idx1-ubyte: the labels reach from 1 to 10, but must lie in 0 to 9",
+        ),
+        (
+            lambda raw: (raw / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08"),
+            "t10k-labels-idx1-ubyte is no complete idx file",
+        ),
+        (
+            lambda raw: (raw / "t10k-images-idx3-ubyte").write_bytes(b"\0\0\x08\3" + bytes(12)),
+            r"t10k-images-idx3-ubyte is uint8 \[0, 0, 0\]",
+        ),
+        (
+            lambda raw: (raw / "t10k-images-idx3-ubyte").write_bytes(gzip.compress(b"other")),
+            "t10k-images-idx3-ubyte has the MD5 checksum",
+        ),
+        (
+            lambda raw: ((raw / "t10k-labels-idx1-ubyte").unlink(), (raw / "t10k-labels-idx1-ubyte").mkdir()),
+            "t10k-labels-idx1-ubyte is a folder; put the idx file itself in its place",
+        ),
+        (
+            lambda raw: (raw / "train-labels-idx1-ubyte.gz").write_bytes(b"plain"),
+            "train-labels-idx1-ubyte.gz has the MD5 checksum",
+        ),
+    ],
+    ids=["swapped", "of the other split", "label 10", "three bytes", "no images", "compressed", "folder", "not gz"],
+)
+def test_idx_files_of_another_kind_are_named(tmp_path, spoil, message):
+    write_idx(tmp_path, "MNIST")
+    spoil(tmp_path / "MNIST" / "raw")
+    with pytest.raises(SourceError, match=message):
+        load_source(request(tmp_path, "mnist"))
+
+
+def test_a_gz_file_that_is_cut_is_named(tmp_path, monkeypatch):
+    write_idx(tmp_path, "MNIST", compress=True)
+    monkeypatch.setattr(official, "_check_md5", lambda path, md5: None)
+    path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(SourceError, match="train-images-idx3-ubyte.gz cannot be read .*; copy or fetch it again"):
+        load_source(request(tmp_path, "mnist"))
+
+
 def cifar_files(names: list[str]) -> dict[str, bytes]:
     generator = np.random.default_rng(0)
     contents = {"batches.meta": pickle.dumps({"label_names": names}, protocol=2)}
@@ -326,12 +388,53 @@ def test_a_pickle_that_asks_for_a_program_is_refused(tmp_path):
 
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
-    for name, content in cifar_files(["airplane"]).items():
+    for name, content in cifar_files(["airplane", "automobile"]).items():
         (folder / name).write_bytes(content)
     (folder / "data_batch_3").write_bytes(pickle.dumps(Attack()))
     with pytest.raises(SourceError, match="data_batch_3 is no readable pickle of arrays"):
         load_source(request(tmp_path, "cifar10"))
     assert not (tmp_path / "hacked").exists()
+
+
+BATCH = {"data": np.zeros((4, 3072), np.uint8), "labels": [0, 1, 0, 1]}
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("data_batch_2", [1, 2], "data_batch_2 holds a list, not a mapping with data, labels"),
+        ("data_batch_2", {"data": BATCH["data"], "fine_labels": [0]}, "no 'labels'; it holds data, fine_labels"),
+        ("data_batch_2", BATCH | {"data": np.zeros((4, 100), np.uint8)}, r"uint8 \[4, 100\], not uint8 \[n, 3072\]"),
+        ("data_batch_2", BATCH | {"data": np.zeros((4, 3072))}, r"'data' is float64 \[4, 3072\]"),
+        ("data_batch_2", BATCH | {"data": [1]}, "'data' is a list"),
+        ("data_batch_2", BATCH | {"data": np.array([[None] * 3072])}, r"'data' is object \[1, 3072\]"),
+        ("test_batch", BATCH | {"labels": [0, 1, 0]}, "test_batch: the labels are 3 for 4 images"),
+        ("test_batch", BATCH | {"labels": [0, 1, 0, 2]}, "the labels reach from 0 to 2, but must lie in 0 to 1"),
+        ("test_batch", BATCH | {"labels": [0, 1, 0, -1]}, "the labels reach from -1 to 1"),
+        ("test_batch", BATCH | {"labels": [[0], [1, 2]]}, "the labels are no list of integers"),
+        ("test_batch", BATCH | {"labels": "0101"}, "the labels are no list of integers"),
+        ("batches.meta", {"label_names": 2}, "batches.meta: 'label_names' is no list of names"),
+        ("batches.meta", Path("x"), r"it asks for pathlib.*; only numpy arrays, lists and mappings are admitted"),
+    ],
+)
+def test_a_cifar_pickle_of_another_kind_is_named(tmp_path, name, content, message):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for file, right in cifar_files(["airplane", "automobile"]).items():
+        (folder / file).write_bytes(right)
+    (folder / name).write_bytes(pickle.dumps(content))
+    with pytest.raises(SourceError, match=message) as caught:
+        load_source(request(tmp_path, "cifar10"))
+    assert name in str(caught.value) and str(caught.value).endswith("again.")
+
+
+def test_keys_that_are_bytes_count_as_texts(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for file, content in cifar_files(["airplane", "automobile"]).items():
+        value = pickle.loads(content)
+        (folder / file).write_bytes(pickle.dumps({key.encode(): item for key, item in value.items()}))
+    assert len(load_source(request(tmp_path, "cifar10")).images["train"]) == 20
 
 
 def test_published_checksums_are_torchvisions():
@@ -401,6 +504,68 @@ def test_miniimagenet_is_the_same_from_pickles_and_from_jpegs(tmp_path):
     np.testing.assert_array_equal(one.images["test"][0], np.full((6, 6, 3), 8))
 
 
+def write_pickles(root: Path, **train) -> None:
+    """Three pickles of miniImageNet with a class of 62 images each; ``train`` replaces items of the first one."""
+    for part in ("train", "val", "test"):
+        content = {"image_data": np.zeros((62, 6, 6, 3), np.uint8), "class_dict": {f"n_{part}": list(range(62))}}
+        content |= train if part == "train" else {}
+        (root / f"mini-imagenet-cache-{part}.pkl").write_bytes(pickle.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "train, message",
+    [
+        ({"image_data": np.zeros((62, 6, 6), np.uint8)}, r"-train.pkl: 'image_data' is uint8 \[62, 6, 6\], not"),
+        ({"image_data": np.zeros((62, 8, 8, 3), np.uint8)}, r"-val.pkl: 'image_data' is uint8 \[62, 6, 6, 3\], not"),
+        ({"class_dict": [1]}, "-train.pkl: 'class_dict' is no mapping"),
+        ({"class_dict": {"n": list(range(1, 63))}}, "the rows of class n reach from 1 to 62, but must lie in 0 to 61"),
+        ({"class_dict": {"n": 5}}, "the rows of class n are no list of integers"),
+        ({"class_dict": {"n": [0] * 62}}, "the classes' rows name 0 more than once"),
+        ({"class_dict": {"n": list(range(60))}}, "class n has 60 images, but the last 60 are for testing"),
+        ({"class_dict": {"n_val": list(range(62))}}, "-val.pkl: class n_val is in another pickle too"),
+    ],
+)
+def test_miniimagenet_pickles_of_another_kind_are_named(tmp_path, train, message):
+    write_pickles(tmp_path, **train)
+    with pytest.raises(SourceError, match=message):
+        load_source(request(tmp_path, "miniimagenet"))
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("0.jpg,n_train", "the lists in .*miniimagenet name 0.jpg more than once; remove the repeated lines"),
+        ("../../secret.jpg,n_train", "'../../secret.jpg' is a path that leaves it"),
+        ("0.jpg", "train.csv has a line without filename or label"),
+        ("x.jpg,n_train", "x.jpg"),
+    ],
+)
+def test_lists_of_miniimagenet_that_do_not_fit_are_named(tmp_path, line, message):
+    folder = tmp_path / "miniimagenet"
+    write_image(tmp_path / "secret.jpg", random_image(0))
+    for rank, part in enumerate(("train", "val", "test")):
+        names = [f"{rank * 62 + number}.jpg" for number in range(62)]
+        for name in names:
+            write_image(folder / "images" / name, random_image(0))
+        lines = ["filename,label", *(f"{name},n_{part}" for name in names), *([line] if part == "train" else [])]
+        (folder / f"{part}.csv").write_text("\n".join(lines))
+    with pytest.raises(SourceError, match=message):
+        load_source(request(tmp_path, "miniimagenet"))
+
+
+def test_an_image_that_is_asked_for_twice_is_in_both_rows(tmp_path):
+    for number in range(2):
+        write_image(tmp_path / f"{number}.png", random_image(number))
+    names = ["0.png", "1.png", "0.png"]
+    digests = set()
+    for _ in range(3):
+        digest = hashlib.sha256()
+        images, _ = read_images(tmp_path, names, request(tmp_path), digest)
+        digests.add((digest.hexdigest(), images.tobytes()))
+    assert len(digests) == 1
+    np.testing.assert_array_equal(images, np.stack([random_image(number) for number in (0, 1, 0)]))
+
+
 def write_celeba(root: Path, column: str = "Smiling") -> None:
     folder = root / "celeba"
     users = [str(number) for number in range(12)]
@@ -427,6 +592,22 @@ def test_fceleba_takes_ten_users_sorted_as_texts_and_their_smiles(tmp_path):
     first = Image.open(tmp_path / "celeba" / "img_align_celeba" / "train0_0.jpg")
     squashed = first.resize((32, 32), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(source.images["train"][0], np.asarray(squashed))
+
+
+@pytest.mark.parametrize(
+    "file, text, message",
+    [
+        ("leaf/train/data.json", "{", "leaf/train/data.json is no list of LEAF"),
+        ("leaf/test/data.json", '{"user_data": {"0": {"y": []}}}', "leaf/test/data.json is no list of LEAF"),
+        ("leaf/test/data.json", '{"user_data": {}}', "leaf/test lacks the user 0"),
+        ("list_attr_celeba.txt", "1\nBald Smiling\na.jpg 1\n", "has too few columns in line 3"),
+    ],
+)
+def test_damaged_lists_of_celeba_are_named(tmp_path, file, text, message):
+    write_celeba(tmp_path)
+    (tmp_path / "celeba" / file).write_text(text)
+    with pytest.raises(SourceError, match=message):
+        load_source(request(tmp_path, "fceleba", size=32))
 
 
 def test_a_celeba_attribute_file_without_the_column_is_named(tmp_path):

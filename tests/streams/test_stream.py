@@ -194,16 +194,16 @@ def test_class_splits_cover_every_class_once_in_the_seeds_order(tmp_path):
 
 def test_the_seed_picks_one_of_the_given_orders(tmp_path, define):
     name = define(
-        "class_splits:\n  - {source: textures, classes_per_task: 1, train: 5, valid: 5}\n"
-        "orders:\n  - [textures 2, textures 0, textures 1]\n  - [textures 1, textures 2, textures 0]\n"
+        "class_splits:\n  - {source: digits, classes_per_task: 3, train: 5, valid: 5}\n"
+        "orders:\n  - [digits 2, digits 0, digits 1]\n  - [digits 1, digits 2, digits 0]\n"
     )
     order = [[task.name for task in build_stream(name, seed, NOWHERE, tmp_path / str(seed)).tasks] for seed in range(3)]
-    assert order[0] == ["textures 2", "textures 0", "textures 1"] == order[2]
-    assert order[1] == ["textures 1", "textures 2", "textures 0"]
+    assert order[0] == ["digits 2", "digits 0", "digits 1"] == order[2]
+    assert order[1] == ["digits 1", "digits 2", "digits 0"]
 
 
 def test_a_share_of_all_images_can_be_for_validation(tmp_path, define):
-    text = "sources: {digits: {valid_share: 0.1, valid_share_of: SCOPE}}\n"
+    text = "sources: {digits: {valid_share: 0.1, valid_share_by: all, valid_share_of: SCOPE}}\n"
     text += "class_splits:\n  - {source: digits, classes_per_task: 5}\n"
     per_task = build_stream(define(text.replace("SCOPE", "task")), 0, NOWHERE, tmp_path / "a").tasks
     overall = build_stream(define(text.replace("SCOPE", "source")), 0, NOWHERE, tmp_path / "b").tasks
@@ -233,8 +233,10 @@ def test_duplicates_of_the_data_set_are_counted(tmp_path):
     warnings = [build_stream("demo_mixed", seed, NOWHERE, tmp_path / str(seed)).warnings for seed in range(3)]
     assert any("test images equal a training or validation image" in line for lines in warnings for line in lines)
     for seed in range(3):
-        written = json.loads((tmp_path / str(seed) / "stream.json").read_text())
-        assert written["warnings"] == list(warnings[seed])
+        found = json.loads((tmp_path / str(seed) / "stream.json").read_text())["findings"]
+        assert [f"{one['where']}: {one['what']}." for one in found] == list(warnings[seed])
+        duplicates = [one for one in found if one["kind"] == "duplicates"]
+        assert [int(one["what"].split()[0]) for one in duplicates] == [one["count"] for one in duplicates]
 
 
 def test_tasks_are_written_one_after_the_other_under_the_callers_progress_bar(tmp_path):
@@ -267,7 +269,7 @@ def test_tasks_are_written_one_after_the_other_under_the_callers_progress_bar(tm
         ("augment: [flip]", "has no tasks"),
         ("normalise: fixed\ntasks:\n  - {source: faces, train: 5, valid: 5}", "'fixed' needs mean and std"),
         ("class_splits:\n  - {source: faces, train: 5, valid: 5}", "give either groups or classes_per_task"),
-        ("class_splits:\n  - {source: faces, classes_per_task: 1, n_tasks: 3, train: 5, valid: 5}", "make 2 tasks"),
+        ("class_splits:\n  - {source: digits, classes_per_task: 5, n_tasks: 3, train: 5, valid: 5}", "make 2 tasks"),
         (
             "orders: [[faces]]\ntasks:\n  - {source: faces, name: people, train: 5, valid: 5}",
             "must list every task once",

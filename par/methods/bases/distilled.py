@@ -18,7 +18,8 @@ class Distilled(SharedTrunk):
 
     def start_task(self, task: LearningTask, step: Step) -> None:
         if self.tasks and self.is_distilled(task):
-            self.teacher = tuple(copy.deepcopy(part).requires_grad_(False).eval() for part in (self.trunk, self.heads))
+            trunk, heads = copy.deepcopy(self.trunk), copy.deepcopy(self.heads)
+            self.teacher = trunk.requires_grad_(False).eval(), heads.requires_grad_(False).eval()
         super().start_task(task, step)
 
     def is_distilled(self, task: LearningTask) -> bool:

@@ -20,6 +20,10 @@ class Memory(nn.Module):
     image's task in the chain, -1 in an empty slot. Room is made once a task, never during training.
     """
 
+    pixels: Tensor
+    labels: Tensor
+    positions: Tensor
+
     def __init__(self, image_size: Sequence[int]):
         super().__init__()
         self.register_buffer("pixels", torch.zeros(0, 3, *image_size, dtype=torch.uint8))

@@ -84,6 +84,7 @@ class Method(trainer.Trainable):
     Hyper: ClassVar[type] = NoHyper
 
     heads: Heads
+    current: LearningTask  # while it is learned
 
     def __init__(self, settings: LearnerSettings, device: torch.device | str = "cpu"):
         super().__init__()
@@ -91,7 +92,6 @@ class Method(trainer.Trainable):
         self.hyper = settings.hyper
         self.device = torch.device(device)
         self.tasks: list[dict[str, Any]] = []
-        self.current: LearningTask | None = None
 
     @classmethod
     def backbone(cls, hyper: Any) -> str | None:
@@ -109,7 +109,7 @@ class Method(trainer.Trainable):
             self.start_task(task, step)
         log = step.fit(self, task)
         self.end_task(task, step)
-        self.current = None
+        del self.current
         return log
 
     def own_recipe(self, recipe: Recipe) -> Recipe:
@@ -169,14 +169,14 @@ class Method(trainer.Trainable):
 class SharedTrunk(Method):
     """One network for all tasks of the chain, one head a task; old heads are not trained (sources.md#par-recipe)."""
 
-    def __init__(self, settings: LearnerSettings, device: torch.device | str = "cpu"):
-        super().__init__(settings, device)
-        self.trunk: nn.Module | None = None
+    trunk: nn.Module  # from the first task on
 
     def grow(self, record: dict[str, Any]) -> None:
-        if self.trunk is None:
+        if not self.tasks:
             self.trunk = self.build_trunk(record).to(self.device)
-            self.heads = Heads(self.trunk.n_features)
+            n_features = self.trunk.n_features
+            assert isinstance(n_features, int)
+            self.heads = Heads(n_features)
         super().grow(record)
 
     def build_trunk(self, record: Mapping[str, Any]) -> nn.Module:

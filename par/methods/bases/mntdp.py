@@ -48,7 +48,7 @@ class Mntdp(Modular):
 
     def block(self, depth: int, owner: int) -> nn.Module:
         """The block that task ``owner`` added at ``depth``: maps to maps, the last one features to logits."""
-        return self.heads[owner] if depth == N_BLOCKS - 1 else self.parts[str(owner)][str(depth)]
+        return self.heads[owner] if depth == N_BLOCKS - 1 else self.part(owner, nn.ModuleDict)[str(depth)]
 
     def features(self, images: Tensor, path: Sequence[int]) -> Tensor:
         """Images [n, 3, H, W] -> features [n, width] before the head of ``path``."""
@@ -118,8 +118,9 @@ def paths(connections: Connections, source_head: bool) -> list[tuple[int, ...]]:
 
 
 def owners(path: Sequence[int], task_id: int, source: dict[str, Any] | None) -> list[int]:
-    """The path of choices as a path of owners, for a record."""
-    return [task_id if choice == FRESH else source["path"][depth] for depth, choice in enumerate(path)]
+    """The path of choices as a path of owners, for a record; without a source all blocks are fresh."""
+    old = source["path"] if source is not None else ()
+    return [task_id if choice == FRESH else old[depth] for depth, choice in enumerate(path)]
 
 
 def source_head_fits(source: dict[str, Any], task: LearningTask) -> bool:

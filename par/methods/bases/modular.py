@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +15,8 @@ from par.config import LearnerSettings, Recipe
 from par.methods.bases.method import LearningTask, Method, Step
 from par.networks.heads import Heads
 from par.training import trainer
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,12 @@ class Modular(Method):
             owned["head"] = self.heads[task_id]
         return owned
 
+    def part(self, task_id: int, kind: type[Part]) -> Part:
+        """What :meth:`build` made for the task, a module of ``kind``."""
+        part = self.parts[str(task_id)]
+        assert isinstance(part, kind)
+        return part
+
     def position(self, task_id: int) -> int:
         """Where the task stands in the order of learning."""
         return next(position for position, record in enumerate(self.tasks) if record["task"] == task_id)
@@ -79,16 +88,18 @@ class Modular(Method):
         Raises:
             DivergedError: every candidate diverged; one that does, at the grid's largest rate say, is left out.
         """
-        best = diverged = None
+        best: dict[str, Any] | None = None
+        diverged: trainer.DivergedError | None = None
         for candidate in candidates:
             try:
-                found = step.remember(candidate.name, lambda candidate=candidate: self._try(task, step, candidate))
+                found = step.remember(candidate.name, partial(self._try, task, step, candidate))
             except trainer.DivergedError as error:
                 diverged = error
                 continue
             if best is None or found["accuracy"] > best["accuracy"]:
                 best = found
         if best is None:
+            assert diverged is not None
             raise diverged
         self.grow(best["record"])
         self.own(task.id).load_state_dict(best["tensors"])
@@ -111,7 +122,7 @@ class Modular(Method):
                 log = [dict(epoch=0, loss=0.0, valid_accuracy=accuracy, learning_rate=0.0, seconds=0.0)]
             tensors = {name: value.detach().cpu().clone() for name, value in owned.state_dict().items()}
         finally:
-            self.current = None
+            del self.current
             self.shrink()
         accuracy = max(row["valid_accuracy"] for row in log)
         return {"record": record, "tensors": tensors, "log": log, "accuracy": accuracy}

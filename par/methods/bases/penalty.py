@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,6 +40,9 @@ class QuadraticPenalty(SharedTrunk):
     ``sum`` is one penalty a task with an anchor of its own (MNTDP, offline): sum_j F_j (theta - theta_j)^2 equals
     F (theta - a)^2 up to a constant, so state and time per step do not grow with the tasks.
     """
+
+    importance: Tensor
+    anchor: Tensor
 
     def grow(self, record: dict[str, Any]) -> None:
         super().grow(record)
@@ -92,7 +95,7 @@ class QuadraticPenalty(SharedTrunk):
         """
         order = torch.randperm(len(task.train), generator=seeding.torch_generator(step.key, "importance"))
         gradients_of = vmap(self._gradient(task), in_dims=(None, 0, 0))
-        weights, total = self._weights(), 0
+        weights, total = self._weights(), torch.zeros_like(self.importance)
         for rows in (chosen := order[: self.hyper.samples]).split(CHUNK):
             images, labels = task.train.batch(rows).contiguous(), task.train.labels[rows.to(self.device)]
             gradients = gradients_of(weights, images[:, None], labels[:, None]).values()
@@ -106,7 +109,10 @@ class QuadraticPenalty(SharedTrunk):
             seeding.torch_generator(step.key, f"importance/{name}") for name in ("order", "augmentation")
         )
         gradient_of, weights = self._gradient(task), self._weights()
-        total, chunks = 0, list(trainer.batches(len(task.train), step.recipe.batch_size, order))
+        total, chunks = (
+            torch.zeros_like(self.importance),
+            list(trainer.batches(len(task.train), step.recipe.batch_size, order)),
+        )
         for rows in chunks:
             images, labels = task.train.batch(rows, augmentation), task.train.labels[rows.to(self.device)]
             gradients = gradient_of(weights, images, labels).values()
@@ -116,7 +122,7 @@ class QuadraticPenalty(SharedTrunk):
     def _weights(self) -> dict[str, Tensor]:
         return {name: weight.detach().contiguous() for name, weight in self.trunk.named_parameters()}
 
-    def _gradient(self, task: LearningTask):
+    def _gradient(self, task: LearningTask) -> Callable[..., dict[str, Tensor]]:
         """(weights by name, images [n, 3, H, W], labels [n]) -> gradients by name of the objective."""
 
         def objective(weights: dict[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:

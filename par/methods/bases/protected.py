@@ -59,7 +59,7 @@ class ProtectedTrunk(SharedTrunk):
         return build_network(self.settings.network)
 
     def grow(self, record: dict[str, Any]) -> None:
-        first = self.trunk is None
+        first = not self.tasks
         super().grow(record)
         if first:
             replace_norms(self.trunk, self.shared_affine)
