@@ -22,7 +22,7 @@ def test_every_part_runs_on_a_cpu(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = read_json(tmp_path / "device.json")
-    assert list(found) == list(device.PARTS) and all(part["rows"] for part in found.values())
+    assert set(found) == set(device.PARTS) and all(part["rows"] for part in found.values())
     assert all(row["same bits twice"] and row["near"] for row in found["methods"]["rows"])
     assert (tmp_path / "device.md").read_text().count("## ") == len(device.PARTS)
 

@@ -35,10 +35,37 @@ def test_everything_trains_saves_restores_and_predicts_on_one_device():
 
 
 def test_planted_bugs_are_found():
-    """Four of them, of four kinds; `python -m tests.device.plant_bugs` plants all."""
-    done = python("-m", "tests.device.plant_bugs", "memory indices", "generator", "saved tensors", "legal index")
+    """Three of them, of three kinds, and what is none; `python -m tests.device.plant_bugs` plants all."""
+    done = python("-m", "tests.device.plant_bugs", "memory indices", "generator", "saved bases", "legal index")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("found") == 3 and done.stdout.count("passes") == 1, done.stdout
+
+
+COUNTED = """
+from par.cells.expert import Expert
+from par.cells.genotype import DARTS_V1
+from par.networks.resnet import LightResNet18
+from par.training.precision import policy
+from tests.device.count import count_method, count_step
+from tests.device.emulated import GPU
+with policy(GPU, "bf16"):
+    for network in (lambda: Expert(DARTS_V1, 4, 64), lambda: LightResNet18(64)):
+        counted = count_step(network, 64)
+        print(counted.launches, f"{counted.bytes / 1e9:.1f}")
+for name in ("finetune", "er", "agem"):
+    print(*map(int, count_method(name)[:3]))
+"""
+
+
+def test_docs_have_the_counts_of_a_step():
+    done = python("-c", COUNTED)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expert, resnet, *methods = (line.split() for line in done.stdout.splitlines())
+    text = (REPOSITORY / "docs" / "gpu.md").read_text()
+    assert f"| expert DARTS_V1 | bf16 | {' | '.join(expert)} |" in text, expert
+    assert f"| light ResNet18 | bf16 | {' | '.join(resnet)} |" in text, resnet
+    for name, counts in zip(("all but those below", "ER", "A-GEM"), methods, strict=True):
+        assert f"| {name} | {' | '.join(counts)}" in text, (name, counts)
 
 
 MIXED = """
