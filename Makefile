@@ -14,7 +14,7 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: git-checkout help install repro status preset lint test test-fast test-avx2 test-exhaustive ui
+.PHONY: git-checkout help install repro status preset lint test test-fast test-avx2 test-exhaustive ui device
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,17 +51,20 @@ test: $(STAMP) ## run all tests
 	python -m pytest
 
 test-fast: $(STAMP) ## run the tests that take no more than a few seconds each
-	python -m pytest -m "not slow"
+	python -m pytest -m "not slow and not gpu"
 
 test-avx2: $(STAMP) ## run the tests of test-fast as on a CPU without AVX-512
-	$(WITHOUT_AVX512) python -m pytest -m "not slow"
+	$(WITHOUT_AVX512) python -m pytest -m "not slow and not gpu"
 
 test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream, then as on a CPU without AVX-512
-	python -m pytest -m ""
-	$(WITHOUT_AVX512) python -m pytest -m ""
+	python -m pytest -m "not gpu"
+	$(WITHOUT_AVX512) python -m pytest -m "not gpu"
 
 ui: $(STAMP) ## start the MLflow UI on http://127.0.0.1:5000, or on another port: make ui PORT=5001
 	python -m pipeline.ui
+
+device: $(STAMP) ## pack what `python -m benchmarks.device` needs on a machine with a GPU (CIFAR100 from D=data/sources)
+	python -m benchmarks.pack --data-dir $(or $(D),data/sources) --out device
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: PYTHON=...")'

@@ -228,6 +228,7 @@ class Config:
     freeze_below: Fraction = 0.1  # head-only below this share of the group's largest task (paper 3.3; public code: 0.5)
     data_dir: str = "data/sources"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on a GPU with native bfloat16, else float32
     workers: Count = 1
     checkpoint_minutes: Positive = CHECKPOINT_MINUTES  # at most that often a step in progress saves itself
     # after which steps test images are predicted: after all (full), as far as AP and AF need (ends), or full for chains

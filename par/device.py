@@ -1,4 +1,4 @@
-"""The device that computes, and its name."""
+"""The device that computes, its name, and which of several cards a job takes."""
 
 from __future__ import annotations
 
@@ -37,3 +37,13 @@ def hardware(device: torch.device) -> str:
     model = models[0] if models else platform.processor() or platform.machine()
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{model}, {n_cores} cores"
+
+
+def card_of(device: torch.device, number: int, n_cards: int) -> torch.device:
+    """The device of job ``number`` (from 0): where ``device`` is ``cuda`` without a card's number, the cards in turn.
+
+    The number decides nothing that is learned, so it is no part of a step's key.
+    """
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", number % max(1, n_cards))

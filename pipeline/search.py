@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from par.config import Config, resolve_path
-from par.device import resolve_device
+from par.device import card_of, resolve_device
 from par.files import write_atomically, write_csv, write_json
 from par.relatedness.plan import read_plan
 from par.settings import resolve
@@ -14,6 +17,7 @@ from par.steps.search_job import SearchJob
 from par.steps.store import DEFAULT_FOLDER, Store
 from par.steps.workers import run_jobs
 from par.streams import load_stream
+from par.training.precision import resolve_precision
 from pipeline.stage import CELLS, PLANS, SEARCH_SECONDS, STREAMS, check_outcome, run_stage, untimed
 from pipeline.tracking import Run
 
@@ -24,7 +28,9 @@ def main(config: Config, stream: str, run: Run) -> None:
     store = Store(resolve_path(DEFAULT_FOLDER))
     jobs = jobs_of(config, stream)
     distinct = {job.key: job for job in jobs.values()}  # variants share searches
-    outcome = run_jobs(list(distinct.values()), store, config.workers, f"search {stream}")
+    n_cards = torch.cuda.device_count()
+    on_cards = [replace(job, device=card_of(job.device, i, n_cards)) for i, job in enumerate(distinct.values())]
+    outcome = run_jobs(on_cards, store, config.workers, f"search {stream}")
     check_outcome(outcome, run)
 
     seconds: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in config.par_learners(stream)}
@@ -58,6 +64,7 @@ def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
     """The searches that a variant's plan asks for."""
     plan = read_plan(PLANS / stream / f"{variant}.json")
     settings, device = resolve(config, stream, variant), resolve_device(config.device)
+    precision = resolve_precision(config.precision, device)
     jobs = []
     for seed in config.seeds:
         directory = STREAMS / stream / str(seed)
@@ -66,7 +73,7 @@ def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
             if decision.decision == "search":
                 n_train = tasks[decision.task].counts["train"]
                 minutes = config.checkpoint_minutes
-                jobs.append(SearchJob(settings, directory, seed, decision.task, n_train, device, minutes))
+                jobs.append(SearchJob(settings, directory, seed, decision.task, n_train, device, minutes, precision))
     return jobs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from par.cells.genotype import from_json
 from par.config import PAR, Config, LearnerSettings, resolve_path
-from par.device import hardware, resolve_device
+from par.device import card_of, hardware, resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
 from par.relatedness.plan import chains, read_plan
 from par.settings import resolve
@@ -17,6 +18,7 @@ from par.steps.chain_job import ChainJob, ChainTask, assemble, plan_chains
 from par.steps.store import DEFAULT_FOLDER, Store
 from par.steps.workers import run_jobs
 from par.streams import load_stream
+from par.training.precision import resolve_precision
 from pipeline.stage import CELLS, PLANS, RUNS, STREAMS, TRAIN_SECONDS, StageError, check_outcome, run_stage, untimed
 from pipeline.tracking import Run
 
@@ -27,14 +29,17 @@ def main(config: Config, stream: str, run: Run) -> None:
     store, device = Store(resolve_path(DEFAULT_FOLDER)), resolve_device(config.device)
     jobs = jobs_of(config, stream, device)
     distinct = {job.step_keys()[-1]: job for chain in jobs.values() for job in chain}  # variants share chains
-    outcome = run_jobs(list(distinct.values()), store, config.workers, f"train {stream}")
+    n_cards = torch.cuda.device_count()
+    on_cards = [replace(job, device=card_of(job.device, i, n_cards)) for i, job in enumerate(distinct.values())]
+    outcome = run_jobs(on_cards, store, config.workers, f"train {stream}")
     check_outcome(outcome, run)
 
     seconds: dict[str, dict[str, Any]] = {learner: {} for learner in config.learners(stream)}
 
     def write(draft: Path) -> None:
         draft.mkdir()
-        write_json(draft / "hardware.json", {"device": hardware(device)})
+        in_bf16 = resolve_precision(config.precision, device) == "bf16"
+        write_json(draft / "hardware.json", {"device": hardware(device) + (", bf16" if in_bf16 else "")})
         for (learner, seed), chain in jobs.items():
             with run.child(f"{learner} seed {seed}") as child:
                 clock = _write_run(draft / learner / str(seed), stream, chain, store, child)
@@ -69,6 +74,7 @@ def _jobs(settings: LearnerSettings, stream: str, seed: int, config: Config, dev
             predict=config.predict,
             device=device,
             checkpoint_minutes=config.checkpoint_minutes,
+            precision=resolve_precision(config.precision, device),
         )
         for chain in plan_chains(settings.method, len(tasks), routed)
     ]

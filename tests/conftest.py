@@ -16,6 +16,12 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide a GPU that happens to be there from all tests but those marked ``gpu`` (`pytest -m gpu`)."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture
 def real_data() -> Path:
     """The folder of real image data (zips), named by PAR_REAL_DATA or lying beside the checkout."""

@@ -28,6 +28,8 @@ streams:
 seeds:
   - 0
 data_dir: data/sources
+device: cpu
+precision: auto
 workers: 1
 predict: full
 extractor:

@@ -12,8 +12,8 @@ from par.methods.bases.memory import Rehearsal
 from par.methods.bases.method import LearningTask, Step
 from par.networks.heads import joint_logits
 from par.schema import Count
-from par.training import trainer
 from par.training.losses import cross_entropy
+from par.training.precision import autocast
 
 
 class AGem(Rehearsal):
@@ -42,7 +42,7 @@ class AGem(Rehearsal):
             return
         images, labels, positions = self.recall.draw(self._reference_batch)
         every = torch.arange(len(positions), device=self.device)
-        with trainer.autocast(self.device):
+        with autocast(self.device):
             logits = joint_logits(self.heads, self.trunk(images), self.task_ids[:-1])[every, positions]
             loss = cross_entropy(logits, labels)
         parameters = [*self.trunk.parameters(), *self.heads.parameters()]

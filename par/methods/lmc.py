@@ -18,6 +18,7 @@ from par.networks.modules import DEPTH, ConvModule, flatten, n_features
 from par.schema import Count, Index, NonNegative, Positive
 from par.training import trainer
 from par.training.losses import cross_entropy
+from par.training.precision import autocast
 
 MOMENTUM = 0.1  # of the running structural losses, as of BatchNorm's statistics (sources.md#lmc)
 
@@ -177,7 +178,7 @@ class Lmc(Modular):
         self.eval()
         order = seeding.torch_generator(step.key, "statistics")
         for rows in trainer.batches(len(task.train), step.recipe.batch_size, order):
-            with trainer.autocast(self.device):
+            with autocast(self.device):
                 _, losses = self._forward(task.train.batch(rows), task.id, by_batch=True, last_layer=last_layer)
             yield losses
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from par.networks.pooling import SIDE, max_of_quarters
 from par.schema import ConfigError
 
 CHANNELS = (64, 128, 256)
@@ -13,7 +14,6 @@ KERNELS = (4, 3, 2)
 N_HIDDEN = 2048
 DROPOUT = (0.2, 0.2, 0.5, 0.5, 0.5)  # after each layer
 MIN_IMAGE = 16  # pixels; below it the third convolution has no input left
-MAX_MAP = 2  # side of the last feature map: what a 32-pixel image leaves
 
 
 class AlexNet(nn.Module):
@@ -58,8 +58,7 @@ class AlexNet(nn.Module):
         outputs = images
         for number, layer in enumerate(self.layers):
             if number == len(KERNELS):
-                side = [min(MAX_MAP, pixels) for pixels in outputs.shape[2:]]
-                outputs = functional.adaptive_max_pool2d(outputs, side).flatten(1)
+                outputs = max_of_quarters(outputs).flatten(1)
             outputs = self.dropouts[number](functional.relu(self.norms[number](layer(outputs))))
             if outputs.dim() == 4 and min(outputs.shape[2:]) > 1:
                 outputs = functional.max_pool2d(outputs, 2)
@@ -73,4 +72,4 @@ def _last_map(image_size: tuple[int, int]) -> int:
         height, width = height - kernel + 1, width - kernel + 1
         if min(height, width) > 1:
             height, width = height // 2, width // 2
-    return min(MAX_MAP, height) * min(MAX_MAP, width)
+    return min(SIDE, height) * min(SIDE, width)

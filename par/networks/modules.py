@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+
+from par.networks.pooling import SIDE, mean_of_quarters
 
 DEPTH = 4  # module layers, each halving the map, rounded up: 16 px and fewer end at 1x1, 32 px at 2x2, 84 px at 6x6
-FINAL_SIZE = 2  # the last map is brought to 2x2, which leaves it as it is for 32 px, so that heads fit every image size
 
 
 class ConvModule(nn.Sequential):
@@ -27,10 +27,10 @@ class ConvModule(nn.Sequential):
 
 
 def flatten(maps: Tensor) -> Tensor:
-    """Maps [n, C, H, W] of any size -> features [n, C * FINAL_SIZE^2]."""
-    return functional.adaptive_avg_pool2d(maps, FINAL_SIZE).flatten(1)
+    """Maps [n, C, H, W] of any size -> features [n, C * SIDE^2]."""
+    return mean_of_quarters(maps).flatten(1)
 
 
 def n_features(channels: int) -> int:
     """Length of what :func:`flatten` returns."""
-    return channels * FINAL_SIZE**2
+    return channels * SIDE**2

@@ -76,17 +76,33 @@ class Extractor:
     def _batches(self, images: np.ndarray) -> Iterator[np.ndarray]:
         """Features of consecutive batches."""
         import torch
+
+        for start in range(0, len(images), self.batch_size):
+            batch = images[start : start + self.batch_size]
+            try:
+                yield self._forward(batch)
+            except torch.OutOfMemoryError:
+                pixels = batch.shape[2] if self.image_size is None else self.image_size
+                raise ConfigError(
+                    f"extractor.batch_size = {self.batch_size} images of {pixels} pixels do not fit into the memory of "
+                    f"{self.mean.device}; lower it, or let no other process use the card."
+                ) from None
+
+    def _forward(self, images: np.ndarray) -> np.ndarray:
+        """Features of one batch."""
+        import torch
         from torch.nn.functional import interpolate
 
-        with torch.inference_mode():
-            for start in range(0, len(images), self.batch_size):
-                # np.array copies: torch warns about read-only memory maps.
-                batch = torch.from_numpy(np.array(images[start : start + self.batch_size])).to(self.mean.device)
-                pixels = batch.float() / 255
-                if self.image_size is not None:
-                    pixels = interpolate(pixels, (self.image_size,) * 2, mode="bilinear", antialias=True)
-                pixels = ((pixels - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
-                yield self.network(pixels).float().cpu().numpy()
+        from par.training.precision import policy
+
+        # TF32 would move distances past alpha or beta
+        with torch.inference_mode(), policy(self.mean.device, "float32"):
+            # np.array copies: torch warns about read-only memory maps.
+            pixels = torch.from_numpy(np.array(images)).to(self.mean.device).float() / 255
+            if self.image_size is not None:
+                pixels = interpolate(pixels, (self.image_size,) * 2, mode="bilinear", antialias=True)
+            pixels = ((pixels - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+            return self.network(pixels).cpu().numpy()
 
 
 def load_extractor(settings: ExtractorSettings, device: str | torch.device = "cpu") -> Extractor:

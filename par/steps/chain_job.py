@@ -26,6 +26,7 @@ from par.steps.store import Store, entry_key
 from par.streams import Task, load_stream
 from par.training import trainer
 from par.training.images import Images
+from par.training.precision import Precision, policy
 
 LONG_CHAIN = 20  # tasks; the predictions of all steps grow with the square of a chain's length
 
@@ -68,6 +69,7 @@ class ChainJob:
     predict: Predict
     device: torch.device
     checkpoint_minutes: float = CHECKPOINT_MINUTES
+    precision: Precision = "float32"
 
     @property
     def label(self) -> str:
@@ -80,6 +82,10 @@ class ChainJob:
 
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
         """See :class:`par.steps.workers.Job`."""
+        with policy(self.device, self.precision):
+            return self._run(store, progress)
+
+    def _run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
         stream = load_stream(self.directory)
         learner: Method | None = None  # kept alive while its state is that of the last finished step
         entry, computed = None, 0
@@ -125,6 +131,7 @@ class ChainJob:
                 "head_only": planned.head_only,
                 "seed": self.seed,
                 "device": self.device.type,
+                "precision": self.precision,
                 "torch": torch.__version__,
                 "code": code,
             }

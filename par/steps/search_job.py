@@ -17,6 +17,7 @@ from par.steps.code_digest import PLUMBING, code_digest
 from par.steps.store import Store, entry_key
 from par.streams import load_stream
 from par.training.images import Images
+from par.training.precision import Precision, policy
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class SearchJob:
     n_train: int
     device: torch.device
     checkpoint_minutes: float = CHECKPOINT_MINUTES
+    precision: Precision = "float32"
 
     @property
     def label(self) -> str:
@@ -56,6 +58,7 @@ class SearchJob:
             "task": load_stream(self.directory).tasks[self.task].digest,
             "seed": self.seed,
             "device": self.device.type,
+            "precision": self.precision,
             "torch": torch.__version__,
             "code": code_digest([__name__], PLUMBING),
         }
@@ -64,9 +67,10 @@ class SearchJob:
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
         """See :class:`par.steps.workers.Job`."""
         key = self.key
-        _, is_new = store.get_or_compute(
-            key, lambda: self._search(RunningStep(store, key, self.checkpoint_minutes, progress))
-        )
+        with policy(self.device, self.precision):
+            _, is_new = store.get_or_compute(
+                key, lambda: self._search(RunningStep(store, key, self.checkpoint_minutes, progress))
+            )
         forget(store, key)
         if not is_new:
             progress(self.cost())

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from par import seeding
 from par.config import Recipe
 from par.training.images import Images
-
-# Images predicted at once. On a CPU small batches stay in the cache: an expert of 64 channels does 115 images a CPU
-# second in batches of 64 with 1.0 GB resident, 73 in batches of 1024 with 5.9 GB (sources.md#cells).
-EVALUATION_BATCH = {"cpu": 64, "cuda": 1024}
+from par.training.memory import evaluation_batch
+from par.training.precision import autocast
 
 
 @dataclass(frozen=True)
@@ -245,7 +243,7 @@ def predict_classes(predict: Callable[[Tensor], Tensor], images: Images) -> Tens
     """Predicted class (int64 [n], on the CPU) of every image, in order."""
     parts, device = [], images.pixels.device
     with autocast(device):
-        for rows in torch.arange(len(images)).split(EVALUATION_BATCH[device.type]):
+        for rows in torch.arange(len(images)).split(evaluation_batch(device, images.size)):
             parts.append(predict(images.batch(rows)).argmax(dim=1).cpu())
     return torch.cat(parts)
 
@@ -253,11 +251,6 @@ def predict_classes(predict: Callable[[Tensor], Tensor], images: Images) -> Tens
 def accuracy(predict: Callable[[Tensor], Tensor], images: Images) -> float:
     """Share of images whose predicted class is right; ``predict`` maps images [b, 3, H, W] to logits [b, K]."""
     return float((predict_classes(predict, images) == images.labels.cpu()).double().mean())
-
-
-def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 on CUDA; nothing on a CPU, where it measured 0.68-0.78 of float32's speed (sources.md#cpu)."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
 def _optimizer(parameters: list[nn.Parameter], recipe: Recipe) -> tuple[torch.optim.Optimizer, Any]:

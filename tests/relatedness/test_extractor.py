@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import subprocess
 import sys
@@ -122,6 +123,15 @@ def test_image_size_resizes(lite0):
     native = load_extractor(settings())
     np.testing.assert_array_equal(native.features(images(size=32)), lite0.features(images(size=32)))
     assert np.abs(native.features(images()) - lite0.features(images())).max() > 0.1
+
+
+def test_a_batch_too_large_for_the_card_is_one_sentence(lite0):
+    def full(pixels):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    small = dataclasses.replace(lite0, network=full, batch_size=7)
+    with pytest.raises(ConfigError, match="extractor.batch_size = 7 images of 32 pixels do not fit .* lower it"):
+        small.features(images())
 
 
 def test_resnet18_from_a_file(resnet18_file):

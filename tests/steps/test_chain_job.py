@@ -163,6 +163,15 @@ def test_a_step_is_shared_exactly_when_nothing_it_depends_on_differs(directory):
     assert job(directory, (0, 2), "par").step_keys()[0] == base[0]
     assert job(directory, (0, 2), "par").step_keys()[1] not in base
     assert job(directory, method="finetune").step_keys()[0] != base[0]
+    assert dataclasses.replace(job(directory, method="par"), precision="bf16").step_keys()[0] != base[0]
+
+
+def test_a_job_learns_in_its_precision(directory, tmp_path):
+    store, in_float32 = Store(tmp_path), job(directory, (0,))
+    in_bf16 = dataclasses.replace(in_float32, precision="bf16")
+    run(in_float32, in_bf16, store=store)
+    losses = [[row["loss"] for row in assemble([one], store).log] for one in (in_float32, in_bf16)]
+    assert losses[0] != losses[1] and losses[0][0] == pytest.approx(losses[1][0], rel=0.05)
 
 
 @pytest.mark.parametrize("method, finished", [("finetune", 0), ("finetune", 2), ("soft_gating", 0)])

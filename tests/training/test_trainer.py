@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from par.config import Recipe
-from par.training import trainer
+from par.training import memory, trainer
 from par.training.images import Images
 from par.training.losses import cross_entropy
 
@@ -157,7 +157,7 @@ def test_accuracy_does_not_depend_on_batches_or_order(monkeypatch):
     images = two_classes(33, 3)
     whole = trainer.predict_classes(model.predict, images)
     for size in (1, 7):
-        monkeypatch.setitem(trainer.EVALUATION_BATCH, "cpu", size)
+        monkeypatch.setattr(memory, "ON_CPU", size)
         assert torch.equal(trainer.predict_classes(model.predict, images), whole)
     order = torch.randperm(33)
     assert torch.equal(trainer.predict_classes(model.predict, images.subset(order)), whole[order])

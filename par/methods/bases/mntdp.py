@@ -14,8 +14,8 @@ from par import seeding
 from par.methods.bases.method import LearningTask
 from par.methods.bases.modular import Modular
 from par.networks import build_network
-from par.training import trainer
 from par.training.images import Images
+from par.training.precision import autocast
 
 N_BLOCKS = 7  # stem, stages 1-3, the two blocks of stage 4, head (sources.md#mntdp)
 SOURCE, FRESH = 0, 1
@@ -79,7 +79,7 @@ class Mntdp(Modular):
     @torch.no_grad()
     def _all_features(self, images: Images, path: Sequence[int]) -> Tensor:
         chunks = torch.arange(len(images)).split(KNN_BATCH)
-        with trainer.autocast(self.device):
+        with autocast(self.device):
             return torch.cat([self.features(images.batch(rows), path).float() for rows in chunks])
 
 

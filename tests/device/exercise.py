@@ -1,0 +1,138 @@
+"""Everything that trains, saves, restores and predicts, on the emulated device: ``python -m tests.device.exercise``.
+
+Prints a line for each part and ends with exit code 1 where one fails. Parts can be chosen by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from par.cells.genotype import DARTS_V1
+from par.cells.search import search_cell
+from par.config import ExtractorSettings, SearchSettings
+from par.relatedness.extractor import load_extractor
+from par.settings import resolve
+from par.steps.chain_job import ChainJob, ChainTask, assemble
+from par.steps.store import Store
+from par.streams import build_stream, definition
+from par.training.precision import policy
+from tests.device.cases import CASES, CONFIG, EXPERT, OTHER_CASES, RECIPE, Case, images, through
+from tests.device.emulated import GPU, emulated_gpu
+
+
+def in_float32(case: Case) -> str:
+    """A method on the device in float32: what a CPU computes, bit for bit, as the same kernels run."""
+    with emulated_gpu(), policy(GPU, "float32"):
+        losses, predictions = through(case, GPU)
+    expected, others = through(case, torch.device("cpu"))
+    assert losses == expected and all(map(torch.equal, predictions, others)), f"{losses} for {expected} on a CPU"
+    return "a CPU's bits in float32"
+
+
+def in_both(case: Case) -> str:
+    """A method on the device in float32, and in bf16, where its first loss is near."""
+    with emulated_gpu(), policy(GPU, "bf16"):
+        losses, _ = through(case, GPU)
+    expected, _ = through(replace(case, tasks=1), torch.device("cpu"))
+    assert np.isfinite(losses).all() and abs(losses[0] - expected[0]) < 0.2, f"{losses} for {expected} on a CPU"
+    return f"{in_float32(case)}, {abs(losses[0] - expected[0]):.4f} from its first loss in bf16"
+
+
+def cell_search(update: str) -> str:
+    """The search network, in float32: the cell is the one that a CPU finds."""
+
+    def search(device: torch.device) -> Any:
+        train = images(0, "train", device, ("crop", "flip"))
+        return search_cell(train, 3, EXPERT, SearchSettings(update=update, epochs=2), RECIPE, "search")
+
+    with emulated_gpu(), policy(GPU, "float32"):
+        found = search(GPU)
+    expected = search(torch.device("cpu"))
+    assert found.genotype == expected.genotype
+    assert [row["loss"] for row in found.history] == [row["loss"] for row in expected.history]
+    with emulated_gpu(), policy(GPU, "bf16"):
+        search(GPU)
+    return "a CPU's cell"
+
+
+def extractor() -> str:
+    """The frozen extractor: a CPU's features."""
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
+    settings = ExtractorSettings(network="efficientnet_lite0", image_size=40, batch_size=4)
+    with emulated_gpu():
+        found = load_extractor(settings, "gpu").features(pixels)
+    assert np.array_equal(found, load_extractor(settings, "cpu").features(pixels))
+    return "a CPU's features"
+
+
+DIGITS = """
+image_size: 8
+augment: [crop]
+class_splits:
+  - {source: digits, classes_per_task: 3, train: 8, valid: 4, test: 4}
+"""
+
+
+def chain() -> str:
+    """A chain of PAR with a joining and a head-only task, resumed from its store, as the stage runs it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        (folder / "tiny.yaml").write_text(DIGITS)
+        definition.DEFINITIONS = folder  # this process has no other use for them
+        build_stream("tiny", 0, folder, folder / "0")
+        cell = DARTS_V1.to_json()
+        tasks = (ChainTask(0, cell), ChainTask(1, cell), ChainTask(2, cell, head_only=True))
+        settings = resolve(replace(CONFIG, recipe=RECIPE), "tiny", "par")
+        store, job = Store(folder / "store"), ChainJob(settings, folder / "0", 0, tasks, (24,) * 3, "full", GPU, "bf16")
+        with emulated_gpu():
+            for part in (replace(job, chain=tasks[:2]), job):
+                part.run(store, lambda n_images: None)
+        n_predictions = len(assemble([job], store).predictions)
+    assert n_predictions == 6
+    return f"{n_predictions} predictions"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    **{name: partial(in_both, case) for name, case in CASES.items()},
+    **{name: partial(in_float32, case) for name, case in OTHER_CASES.items()},
+    **{f"search {update}": partial(cell_search, update) for update in ("mdl", "advantage")},
+    "extractor": extractor,
+    "chain": chain,
+}
+
+
+def main() -> None:
+    """Run the parts, print what each found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.device.exercise", description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"among {', '.join(PARTS)}; all by default")
+    parser.add_argument("--trace", action="store_true", help="print the traceback of a part that fails")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    n_failed = 0
+    for name in options.parts or PARTS:
+        started = time.process_time()
+        try:
+            line = f"ok    {PARTS[name]()}"
+        except Exception as error:
+            n_failed += 1
+            line = f"FAIL  {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            if options.trace:
+                traceback.print_exc()
+        print(f"{name:18} {line}; {time.process_time() - started:.1f} s", flush=True)
+    sys.exit(bool(n_failed))
+
+
+if __name__ == "__main__":
+    main()

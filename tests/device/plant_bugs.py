@@ -1,0 +1,114 @@
+"""Does the emulated device find known bugs? ``python -m tests.device.plant_bugs [BUG ...]``, by hand: some minutes.
+
+Each bug is planted in a copy of the code, and the part of ``tests.device.exercise`` that meets it is run there. A bug
+that passes, and a legal change that does not, end the program with exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A change of one file, and the part of the exercise that has to fail on it."""
+
+    part: str
+    file: str
+    before: str
+    after: str
+    legal: bool = False
+
+
+BUGS = {
+    "masks": Bug("hat", "methods/hat.py", "torch.zeros(size, device=self.device)", "torch.zeros(size)"),
+    "embeddings": Bug("hat", "methods/hat.py", "= own.to(self.device)", "= own"),
+    "open units": Bug("cat", "methods/cat.py", "torch.ones(size, device=self.device)", "torch.ones(size)"),
+    "drawn masks": Bug("cat", "methods/cat.py", "< 0.5).float().to(self.device)", "< 0.5).float()"),
+    "attention": Bug("cat", "methods/cat.py", "= attention.to(self.device)", "= attention"),
+    "statistics": Bug(
+        "er", "methods/bases/memory.py", "for record in records], device=device)", "for record in records])"
+    ),
+    "memory labels": Bug("er", "methods/bases/memory.py", "task.train.labels.cpu()", "task.train.labels"),
+    "numpy": Bug("er", "methods/bases/memory.py", "memory.labels[slots].cpu().numpy()", "memory.labels[slots].numpy()"),
+    "memory": Bug("agem", "methods/bases/memory.py", '"image_size"]).to(self.device)', '"image_size"])'),
+    "memory indices": Bug(
+        "er", "methods/er.py", "len(self.tasks) - 1), positions]", "len(self.tasks) - 1).cpu(), positions]"
+    ),
+    "importance": Bug(
+        "ewc", "methods/bases/penalty.py", "torch.zeros(n_weights, device=self.device)", "torch.zeros(n_weights)"
+    ),
+    "new module": Bug("lmc", "methods/lmc.py", "module.to(running.device)", "module"),
+    "bases": Bug("gpm", "methods/gpm.py", "name: basis.to(self.device) for", "name: basis for"),
+    "saved bases": Bug("gpm", "methods/gpm.py", "basis.cpu().clone()", "basis.clone()"),
+    "brightness": Bug("finetune", "training/images.py", "factor.to(images.device)", "factor"),
+    "generator": Bug(
+        "finetune",
+        "training/images.py",
+        "rand(count, generator=generator)",
+        "rand(count, generator=generator, device=device)",
+    ),
+    "labels": Bug("finetune", "training/trainer.py", "argmax(dim=1).cpu()", "argmax(dim=1)"),
+    "saved tensors": Bug(
+        "finetune", "methods/bases/method.py", "value.detach().cpu().clone()", "value.detach().clone()"
+    ),
+    "trunk": Bug("learn_to_grow", "methods/learn_to_grow.py", "Search(trunk.to(self.device)", "Search(trunk"),
+    "drawn paths": Bug("mntdp_s", "methods/mntdp_s.py", ".exp().cpu()", ".exp()"),
+    "modules": Bug("pnn", "methods/bases/modular.py", "self.build(record).to(self.device)", "self.build(record)"),
+    "supernet": Bug("search mdl", "cells/search.py", ".to(\n            train.pixels.device\n        )", ""),
+    "extractor": Bug("extractor", "relatedness/extractor.py", "torch.tensor(std, device=device)", "torch.tensor(std)"),
+    "pooling": Bug("soft_gating", "networks/pooling.py", 'maps.device.type == "cpu"', "True"),
+    "legal index": Bug("gpm", "training/images.py", "flat.to(device).view(-1)", "flat.view(-1)", legal=True),
+}
+
+
+def planted(bug: Bug, folder: Path) -> Path:
+    """A copy of the code in ``folder``, with the bug."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("par", "tests"):
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
+    file = folder / "par" / bug.file
+    text = file.read_text(encoding="utf-8")
+    if bug.before not in text:
+        sys.exit(f"{bug.file} has no {bug.before!r} any more; plant the bug where it is now.")
+    file.write_text(text.replace(bug.before, bug.after), encoding="utf-8")
+    return folder
+
+
+def outcome(bug: Bug) -> tuple[bool, str]:
+    """Whether the exercise behaves as it should on the bug, and what it printed."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = planted(bug, Path(scratch))
+        environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-W", "ignore", "-P", "-m", "tests.device.exercise", bug.part]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    if len(lines) != 1 or lines[0][19:23].strip() not in ("ok", "FAIL"):
+        return False, f"no verdict: {(done.stdout + done.stderr)[-200:]}"
+    passes = done.returncode == 0
+    return passes == bug.legal, f"{'passes' if passes else 'found'}: {lines[0][25:]}"
+
+
+def main() -> None:
+    """Plant the bugs one after another."""
+    parser = argparse.ArgumentParser(prog="python -m tests.device.plant_bugs", description=__doc__.split("\n")[0])
+    parser.add_argument("bugs", nargs="*", metavar="BUG", help=f"among {', '.join(BUGS)}; all by default")
+    wrong = 0
+    for name in parser.parse_args().bugs or BUGS:
+        right, line = outcome(BUGS[name])
+        wrong += not right
+        print(f"{'' if right else 'WRONG '}{name:15} {line}", flush=True)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
