@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a stage that trains nothing need not import torch
 STREAMS = Path("data/streams")
 FEATURES = Path("data/features")
 PROTOTYPES = Path("data/prototypes")
+TEST_FEATURES = Path("data/test_features")
 PLANS = Path("plans")
 DISTANCES = Path("distances")
 CELLS = Path("cells")
@@ -39,7 +40,7 @@ def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> N
     parser = argparse.ArgumentParser(prog=f"python -m pipeline.{name}")
     parser.add_argument("--stream", required=True, help="name of a stream in params.yaml")
     stream = parser.parse_args().stream
-    with _mistakes_in_one_sentence(f"{name} {stream}"):
+    with mistakes_in_one_sentence(f"{name} {stream}"):
         config = load()
         if stream not in config.streams:
             raise ConfigError(
@@ -52,14 +53,14 @@ def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> N
 def run_tables(body: Callable[[Config, tracking.Run], None]) -> None:
     """Run the last stage, ``python -m pipeline.tables``, which has no stream and publishes all journals."""
     argparse.ArgumentParser(prog="python -m pipeline.tables").parse_args()
-    with _mistakes_in_one_sentence("tables"):
+    with mistakes_in_one_sentence("tables"):
         config = load()
         with tracking.stage(config, "tables", publish=True) as run:
             body(config, run)
 
 
 @contextmanager
-def _mistakes_in_one_sentence(place: str) -> Iterator[None]:
+def mistakes_in_one_sentence(place: str) -> Iterator[None]:
     """Turn the exceptions that a user can cause into one line and exit code 1; a bug keeps its traceback."""
     try:
         yield

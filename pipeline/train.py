@@ -10,6 +10,7 @@ from par.config import PAR, Config, LearnerSettings, Predict, resolve_path
 from par.device import hardware, resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
 from par.relatedness.plan import chains, plan_from_json
+from par.schema import to_plain
 from par.settings import resolve
 from par.steps.chain_job import ChainJob, ChainTask, assemble, plan_chains
 from par.steps.store import DEFAULT_FOLDER, Store
@@ -77,7 +78,7 @@ def _routed(stream: str, variant: str, seed: int) -> list[list[ChainTask]]:
 
 
 def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, child: Run) -> None:
-    """One learner and seed: predictions.npz, model.pt, log.csv, steps.json; and its MLflow run."""
+    """One learner and seed: predictions.npz, model.pt, settings.json, log.csv, steps.json; and its MLflow run."""
     found, job, settings = assemble(jobs, store), jobs[0], jobs[0].settings
     n_searches, seconds_search = _searches(stream, job) if settings.method == PAR else (0, 0.0)
     steps = {
@@ -93,6 +94,8 @@ def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, ch
     }
     write_npz(folder / "predictions.npz", found.predictions)
     write_tensors(folder / "model.pt", found.models)
+    of_stream = {"name": stream, "seed": job.seed, "digest": load_stream(job.directory).digest}
+    write_json(folder / "settings.json", {"learner": to_plain(settings), "stream": of_stream})
     write_csv(folder / "log.csv", list(found.log[0]), found.log)
     write_json(folder / "steps.json", steps)
     numbers = ("n_params", "n_state", "n_experts", "n_cells_searched", "seconds", "seconds_search")
