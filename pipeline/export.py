@@ -1,7 +1,7 @@
 """A finished run as files for other programs: ``python -m pipeline.export --stream S --learner par [--task T]``.
 
 Writes ``model.safetensors`` and ``card.json``, and with ``--task`` the ONNX file of that task's network; this needs the
-extra ``export``: ``pip install -e '.[export]'``.
+extra ``export``: ``pip install -e '.[export]'``. With ``--mlflow`` it writes an MLflow model instead.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--stream", required=True)
     parser.add_argument("--learner", default="par", help="a method or a variant of PAR (default: par)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--task", help="a task's number or name: write its network as ONNX too")
-    parser.add_argument(
-        "--mlflow", action="store_true", help="write an MLflow model instead, for `mlflow models serve`"
-    )
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--task", help="a task's number or name: write its network as ONNX too")
+    kinds.add_argument("--mlflow", action="store_true", help="write an MLflow model instead")
     parser.add_argument("--out", type=Path, help="folder (default: exported/<stream>/<learner>/<seed>)")
     options = parser.parse_args(arguments)
     with mistakes_in_one_sentence("export"):
@@ -40,6 +39,12 @@ def _export(options: argparse.Namespace) -> int:
     predictor = Predictor.of_run(RUNS / stream / learner / seed, STREAMS / stream / seed)
     task = find_task(predictor.stream, options.task) if options.task is not None else None
     accuracies = _accuracies(stream, learner, seed)
+    if options.mlflow:
+        from pipeline.served import save_model  # loads MLflow, which takes seconds
+
+        save_model(predictor, out / "mlflow", accuracies)
+        print(f"MLflow model: mlflow models serve --env-manager local --model-uri {out / 'mlflow'}")
+        return 0
     export_state(predictor, out, accuracies)
     print(f"State: {out / 'model.safetensors'}, described in {out / 'card.json'}")
     if task is not None:
