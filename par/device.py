@@ -8,11 +8,22 @@ from pathlib import Path
 
 import torch
 
+from par.schema import ConfigError
+
 
 def resolve_device(name: str) -> torch.device:
-    """``auto`` is CUDA where there is a device, else the CPU."""
+    """``auto`` is CUDA where there is a device, else the CPU.
+
+    Raises:
+        ConfigError: CUDA is asked for where there is none.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        built = "sees no CUDA device" if torch.backends.cuda.is_built() else "is built without CUDA"
+        raise ConfigError(
+            f"device = 'cuda', but torch {torch.__version__} {built} here; allowed here are auto and cpu."
+        )
     return torch.device(name)
 
 

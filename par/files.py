@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -17,26 +20,67 @@ from typing import Any
 
 import numpy as np
 
+# Errors of a disk as a whole: every other write there would fail as well. EFBIG: a limit on the size of files.
+DISK_ERRORS = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "make it writable",
+    errno.EACCES: "make it readable and writable",
+    errno.EPERM: "make it readable and writable",
+}
+
 
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file or directory beside ``path``, then rename it to ``path``.
 
-    An existing file is replaced; an existing directory is removed first. A failing ``write`` leaves ``path`` as it was.
+    What was there is replaced, and of several writers at once the last wins. A failing ``write`` leaves ``path`` as it
+    was. A reader never meets a half-written file or directory; while a directory is replaced there is none for a
+    moment, because the system can rename no directory onto a full one.
+
+    Raises:
+        OSError: the disk is full, read-only, ...; it names ``path`` if the system named no file.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    workplace = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    workplace = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        workplace = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         draft = workplace / path.name
         write(draft)
-        if draft.is_file():
+        if draft.is_dir():
+            _replace_directory(draft, path, workplace)
+        else:
             with open(draft, "rb") as handle:
                 os.fsync(handle.fileno())
-        elif path.is_dir():
-            shutil.rmtree(path)
-        os.replace(draft, path)
+            os.replace(draft, path)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
     finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+        if workplace is not None:
+            shutil.rmtree(workplace, ignore_errors=True)
+
+
+def _replace_directory(draft: Path, path: Path, workplace: Path) -> None:
+    """Rename ``draft`` to ``path``; what is there goes to ``workplace``. Every failure is another writer's success."""
+    for number in itertools.count():
+        try:
+            return os.rename(draft, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, workplace / f"{number}.old")
+
+
+def in_words(error: OSError) -> str:
+    """What the system refused, where and, if it can be said, what to do about it: one sentence for a user."""
+    reason = error.strerror or str(error) or type(error).__name__
+    where = f"{error.filename}: " if error.filename else ""
+    remedy = DISK_ERRORS.get(error.errno or 0)
+    return f"{where}{reason}" + (f"; {remedy} and run it again." if remedy else ".")
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -92,7 +136,16 @@ def write_tensors(path: str | Path, value: Any) -> None:
     """
     import torch
 
-    write_atomically(path, lambda draft: torch.save(_unshared(value), draft))
+    def write(draft: Path) -> None:
+        try:
+            torch.save(_unshared(value), draft)
+        except RuntimeError:  # does not say that the disk refused, and why; writing the same through Python does
+            content = io.BytesIO()
+            torch.save(value, content)
+            draft.write_bytes(content.getvalue())
+            raise
+
+    write_atomically(path, write)
 
 
 def _unshared(value: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from par.config import PAR, Config, LearnerSettings, Routing
 from par.device import resolve_device
 from par.files import read_json
-from par.relatedness.plan import plan_from_json
+from par.relatedness.plan import read_plan
 from par.reporting.style import write_png
 from par.settings import load, resolve
 from par.streams import Stream, load_stream
@@ -27,7 +26,17 @@ from par.text import listing
 from par.use.forecast import Forecast, build_task, forecast, new_parameters
 from par.use.forecast_figure import forecast_figure
 from par.use.identifier import extractor_of, load_prototypes
-from pipeline.stage import CELLS, FEATURES, PLANS, PROTOTYPES, RUNS, STREAMS, mistakes_in_one_sentence
+from pipeline.stage import (
+    CELLS,
+    FEATURES,
+    PLANS,
+    PROTOTYPES,
+    RUNS,
+    SEARCH_SECONDS,
+    STREAMS,
+    TRAIN_SECONDS,
+    mistakes_in_one_sentence,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -119,7 +128,7 @@ def _decision(found: Forecast, routing: Routing) -> list[str]:
 def _other_plan(found: Forecast, stream: str, seed: int) -> list[str]:
     """A sentence where the plan that was learned has other groups than params.yaml gives now."""
     path = PLANS / stream / f"{PAR}.json"
-    planned = plan_from_json(read_json(path)).get(seed) if path.is_file() else None
+    planned = read_plan(path).get(seed) if path.is_file() else None
     if planned is None or planned == list(found.decisions):
         return []
     return [f"{path} decides otherwise on the stream's own tasks; the answer is by params.yaml as it is now."]
@@ -134,7 +143,7 @@ def _cost(found: Forecast, stream: Stream, new: Stream, config: Config, settings
     if found.new.decision != "join" and not list(cells.glob("*.json")):
         words += ", with DARTS_V1 in place of cells that are not searched yet"
     lines = [f"It would add {words}."]
-    measured = _seconds_per_image(stream, RUNS / stream.name / PAR / seed)
+    measured = _seconds_per_image(stream)
     if measured is None:
         return [*lines, "No run of PAR on this stream is at hand to estimate the time by."]
     learning = measured * settings.recipe.epochs * task.counts["train"] / 60
@@ -143,29 +152,34 @@ def _cost(found: Forecast, stream: Stream, new: Stream, config: Config, settings
         f"{1000 * measured:.2f} ms an image, as the stream's own tasks took on average."
     )
     if found.new.decision == "search" and settings.search.update in ("mdl", "advantage"):
-        lines += _search_cost(found, stream, settings, task.counts["train"])
+        lines += _search_cost(stream, settings, task.counts["train"])
     return lines
 
 
-def _search_cost(found: Forecast, stream: Stream, settings: LearnerSettings, n_train: int) -> list[str]:
+def _search_cost(stream: Stream, settings: LearnerSettings, n_train: int) -> list[str]:
     """Minutes of the search, by those of the stream's own tasks."""
-    seconds, images = 0.0, 0
-    for path in (CELLS / stream.name / PAR / str(stream.seed)).glob("*.json"):
-        seconds += read_json(path)["seconds"]
-        images += settings.search.epochs * stream.tasks[int(path.stem)].counts["train"]
+    clocks = _seconds(SEARCH_SECONDS, stream)
+    images = settings.search.epochs * sum(stream.tasks[int(task)].counts["train"] for task in clocks)
     if not images:
         return ["No search of this stream is at hand to estimate the time of another by."]
-    minutes = seconds / images * settings.search.epochs * n_train / 60
+    per_image = sum(clock["seconds"] for clock in clocks.values()) / images
+    minutes = per_image * settings.search.epochs * n_train / 60
     return [f"The search before it would take about {minutes:.1f} minutes."]
 
 
-def _seconds_per_image(stream: Stream, run: Path) -> float | None:
-    """Seconds that a training image took an epoch, over all steps of a run; None where there is no run."""
-    if not (run / "steps.json").is_file():
+def _seconds_per_image(stream: Stream) -> float | None:
+    """Seconds that a training image took an epoch, over all steps of PAR's run; None where there is no run."""
+    run, clocks = RUNS / stream.name / PAR / str(stream.seed) / "steps.json", _seconds(TRAIN_SECONDS, stream)
+    if not clocks or not run.is_file():
         return None
-    steps: Sequence[dict[str, Any]] = read_json(run / "steps.json")["steps"]
-    images = sum(step["epochs"] * stream.tasks[step["task"]].counts["train"] for step in steps)
-    return sum(step["seconds"] for step in steps) / images if images else None
+    images = sum(step["epochs"] * stream.tasks[step["task"]].counts["train"] for step in read_json(run)["steps"])
+    return sum(clocks["steps"].values()) / images if images else None
+
+
+def _seconds(folder: Path, stream: Stream) -> dict[str, Any]:
+    """What PAR's searches or steps took on a stream; nothing where they have not run."""
+    path = folder / f"{stream.name}.json"
+    return read_json(path).get(PAR, {}).get(str(stream.seed), {}) if path.is_file() else {}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from par.metrics import average_accuracy_without_identity, chance_level, evaluat
 from par.relatedness.identification import identify
 from par.relatedness.prototypes import Prototypes
 from par.streams import Stream, load_stream
-from pipeline.stage import PROTOTYPES, RESULTS, RUNS, STREAMS, TEST_FEATURES, run_stage
+from pipeline.stage import PROTOTYPES, RESULTS, RUNS, STREAMS, TEST_FEATURES, StageError, run_stage
 from pipeline.tracking import Run
 
 
@@ -26,8 +28,7 @@ def main(config: Config, stream: str, run: Run) -> None:
     for directory in tqdm(sorted((RUNS / stream).glob("*/*/")), desc=f"evaluate {stream}", unit="run"):
         learner, seed = directory.parent.name, int(directory.name)
         costs = read_json(directory / "steps.json")
-        with np.load(directory / "predictions.npz") as archive:
-            predictions = dict(archive)
+        predictions = _predictions(directory / "predictions.npz", streams[seed])
         chains = costs.pop("chains")
         entry = evaluate_learner(predictions, labels[seed], chains, costs, (stream, learner, seed))
         if found := identified[seed]:
@@ -70,6 +71,34 @@ def _identified(config: Config, stream: str, seed: int, built: Stream) -> list[n
         names = [f"{seed}/{task.index}/{config.distance.split}" for task in built.tasks]
         prototypes = [Prototypes(archive[f"{name}/means"], archive[f"{name}/counts"]) for name in names]
     return [identify(of_task, prototypes) for of_task in of_tasks]
+
+
+def _predictions(path: Path, stream: Stream) -> dict[str, np.ndarray]:
+    """Predictions by ``"i/j"``, uint8 [n_test_j], each a class of task j.
+
+    Raises:
+        StageError: the file is damaged, or holds anything else.
+    """
+    try:
+        with np.load(path) as archive:  # refuses Python objects, which would be code
+            predictions = dict(archive)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise StageError(f"{path} cannot be read ({error}); delete {path.parents[2]} and train again.") from None
+    tasks = {str(task.index): task for task in stream.tasks}
+    for name, classes in predictions.items():
+        task = tasks.get(name.partition("/")[2])
+        if task is None:
+            wrong = "which is no task of the stream"
+        elif classes.dtype != np.uint8:
+            wrong = f"whose type is {classes.dtype}, not uint8"
+        elif classes.shape != (task.counts["test"],):
+            wrong = f"whose shape is {classes.shape} for {task.counts['test']} test images"
+        elif classes.max(initial=0) >= task.n_classes:
+            wrong = f"of a class {classes.max()} where there are {task.n_classes}"
+        else:
+            continue
+        raise StageError(f"{path} holds {name!r}, {wrong}; delete {path.parents[2]} and train again.")
+    return predictions
 
 
 if __name__ == "__main__":

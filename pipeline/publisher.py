@@ -45,9 +45,7 @@ class Task:
 def serve(connection: Connection) -> None:
     """Do the one task that ``connection`` brings and answer with events."""
     task = Task(**connection.recv())
-    die_with_parent()
-    if os.getppid() != task.parent:  # it died before the line above
-        return
+    die_with_parent(task.parent)
     root = resolve_path(".").resolve()
     os.environ["DVC_ROOT"] = str(root)
     os.chdir(root)

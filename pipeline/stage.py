@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from par.config import Config
+from par.config import Config, resolve_path
+from par.files import in_words
+from par.operating_system import SIGINT_EXIT, SIGTERM_EXIT
 from par.schema import ConfigError
 from par.settings import load
 from par.streams import SourceError
 from pipeline import tracking
 
 if TYPE_CHECKING:  # a stage that trains nothing need not import torch
-    from par.steps.workers import Outcome
+    from par.steps.workers import Failure, Outcome
 
 # Where the stages' files lie, relative to the checkout (or to the temporary one of ``dvc exp run --temp``).
+FINGERPRINTS = Path("data/fingerprints")
 STREAMS = Path("data/streams")
 FEATURES = Path("data/features")
 PROTOTYPES = Path("data/prototypes")
@@ -28,11 +36,21 @@ DISTANCES = Path("distances")
 CELLS = Path("cells")
 RUNS = Path("runs")
 RESULTS = Path("results")
+# Wall-clock times stand apart from what is computed: equal runs are equal files beside them.
+SEARCH_SECONDS = Path("seconds/search")
+TRAIN_SECONDS = Path("seconds/train")
 REPORTS = Path("reports")
 
 
 class StageError(RuntimeError):
     """A stage that cannot finish, in words for the user."""
+
+
+def untimed(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[dict[str, Any]]]:
+    """The seconds of every row of a log, and the rows without them."""
+    return [row["seconds"] for row in rows], [
+        {name: value for name, value in row.items() if name != "seconds"} for row in rows
+    ]
 
 
 def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> None:
@@ -61,12 +79,47 @@ def run_tables(body: Callable[[Config, tracking.Run], None]) -> None:
 
 @contextmanager
 def mistakes_in_one_sentence(place: str) -> Iterator[None]:
-    """Turn the exceptions that a user can cause into one line and exit code 1; a bug keeps its traceback."""
+    """Turn Ctrl-C and the exceptions that a user can cause into one line and an exit code; a bug keeps its traceback.
+
+    The code is 130 for Ctrl-C, as in a shell, else 1.
+    """
     try:
         yield
     except (ConfigError, SourceError, StageError) as error:
-        print(f"{place}: {error}", file=sys.stderr)
+        print(f"{place}: {error}{_how_to_undo(error)}", file=sys.stderr)
         raise SystemExit(1) from None
+    except OSError as error:
+        print(f"{place}: {in_words(error)}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print(f"{place}: interrupted; finished steps are kept, run it again to go on.", file=sys.stderr)
+        _leave(SIGINT_EXIT)
+    except SystemExit as leaving:
+        if leaving.code == SIGTERM_EXIT:
+            _leave(SIGTERM_EXIT)
+        raise
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: Python takes a second to clear torch away, too long for whoever waits, or is dead and succeeded."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _how_to_undo(error: Exception) -> str:
+    """How to take back a value of params.yaml that is refused: ``dvc exp run -S`` leaves it in the file.
+
+    Nothing where the file is as committed, or in the temporary checkout of ``dvc exp run --temp``.
+    """
+    place = re.split(r"\W", str(error), maxsplit=1)[0]
+    of_params = place in {"params", *(field.name for field in dataclasses.fields(Config))}
+    if not of_params or not shutil.which("git") or resolve_path(".").resolve() != Path.cwd():
+        return ""
+    command = ["git", "diff", "--quiet", "HEAD", "--", "params.yaml"]
+    if subprocess.run(command, capture_output=True).returncode != 1:
+        return ""
+    return " params.yaml keeps what an experiment's -S or an edit wrote; to take it back: git checkout params.yaml"
 
 
 def check_outcome(outcome: Outcome, run: tracking.Run) -> None:
@@ -77,10 +130,16 @@ def check_outcome(outcome: Outcome, run: tracking.Run) -> None:
     """
     print(f"steps computed: {outcome.steps_computed}, from the store: {outcome.steps_reused}")
     run.metrics({"steps_computed": outcome.steps_computed, "steps_reused": outcome.steps_reused})
-    if outcome.failures:
-        for label, error in outcome.failures.items():
-            print(f"--- {label}\n{error}", file=sys.stderr)
-        raise StageError(
-            f"{len(outcome.failures)} jobs failed ({'; '.join(outcome.failures)}); their tracebacks are above, "
-            "what the others computed is kept. Mend the cause and run the pipeline again."
-        )
+    labels_of: dict[Failure, list[str]] = {}  # a full disk fails all jobs alike
+    for label, failure in outcome.failures:
+        labels_of.setdefault(failure, []).append(label)
+    lines = []
+    for failure, labels in labels_of.items():
+        jobs = labels[0] if len(labels) == 1 else f"{len(labels)} jobs ({'; '.join(labels)})"
+        if failure.is_bug:
+            print(f"--- {jobs}\n{failure.text}", file=sys.stderr)
+            lines.append(f"{jobs} failed; the traceback is above, please report it.")
+        else:
+            lines.append(f"{jobs} failed: {failure.text}")
+    if lines:
+        raise StageError("\n".join([*lines, "What the other jobs computed is kept."]))

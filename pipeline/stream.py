@@ -9,10 +9,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from par.config import Config, resolve_path
-from par.files import write_atomically
+from par.files import read_json, write_atomically
 from par.streams import build_stream
 from par.streams.findings import counts_by_kind, table
-from pipeline.stage import STREAMS, run_stage
+from par.streams.fingerprint import DEFAULT_FOLDER, Digests, contents
+from pipeline.stage import FINGERPRINTS, STREAMS, StageError, run_stage
 from pipeline.tracking import Run
 
 
@@ -32,8 +33,26 @@ def main(config: Config, stream: str, run: Run) -> None:
             run.metrics({"tasks": len(built.tasks), **found}, step=seed)
             if built.findings:
                 run.text(f"findings_{seed}.txt", table(built.findings) + "\n")
+        _check_fingerprint(config, stream)
 
     write_atomically(out, build)
+
+
+def _check_fingerprint(config: Config, stream: str) -> None:
+    """The sources are still those whose fingerprint stands for them in DVC (run by hand, the stage may have none).
+
+    Raises:
+        StageError: they have changed since stage ``fingerprints``; kept, these outputs would pass for the old data's.
+    """
+    path = FINGERPRINTS / f"{stream}.json"
+    if not path.is_file():
+        return
+    found = contents(stream, resolve_path(config.data_dir), Digests(resolve_path(DEFAULT_FOLDER)))
+    if read_json(path) != {alias: content.words for alias, content in found.items()}:
+        raise StageError(
+            f"the sources in {config.data_dir} are not those of {path}: they changed while they were read, or before "
+            "by a run of this stage alone; run dvc repro again."
+        )
 
 
 if __name__ == "__main__":

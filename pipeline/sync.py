@@ -149,6 +149,8 @@ def _publisher(task: dict[str, Any]) -> Iterator[Connection]:
     """The publishing process and the connection to it; it is killed when the block is left, however that happens."""
     ours, theirs = multiprocessing.Pipe()
     path = os.pathsep.join([str(CODE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # it is no stage of DVC's: its parent is this process, which it is told
+    environment = {name: value for name, value in os.environ.items() if name != "DVC_STAGE"} | {"PYTHONPATH": path}
     with ours:
         with theirs:
             process = subprocess.Popen(
@@ -157,7 +159,7 @@ def _publisher(task: dict[str, Any]) -> Iterator[Connection]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # MLflow's warnings; with them addresses and what they hold
-                env=os.environ | {"PYTHONPATH": path},
+                env=environment,
                 start_new_session=True,  # Ctrl-C is for this process, which then kills that one
             )
         try:

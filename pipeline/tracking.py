@@ -37,14 +37,13 @@ from ruamel.yaml import YAML, YAMLError
 
 from par.config import Config
 from par.files import sha256_bytes, sha256_file
-from par.operating_system import die_with_parent
+from par.operating_system import SIGTERM_EXIT
 from par.schema import to_plain
 from pipeline import sync
 from pipeline.address import scrubbed
 from pipeline.journal import OWN, PARENT, Journal, home, milliseconds, safe_name, waiting
 
 PUBLISH_AFTER = 60.0  # seconds; publishing costs 2.3 s, so at most 4% of the time goes into it
-SIGTERM_EXIT = 128 + signal.SIGTERM
 
 
 class Run:
@@ -215,17 +214,11 @@ def _status(error: BaseException) -> str:
 
 @contextmanager
 def _terminated_cleanly() -> Iterator[None]:
-    """Make SIGTERM raise ``SystemExit(143)`` in the block, and have Linux send it should dvc die.
-
-    A dvc that is killed leaves its stage running as an orphan, which writes into the outputs of the next dvc
-    (sources.md#dvc). Only under DVC: a stage started by hand may outlive its shell (``nohup``).
-    """
+    """Make SIGTERM, which also comes when dvc dies (see the package), raise ``SystemExit(143)`` in the block."""
 
     def leave(signal_number: int, frame: object) -> None:
         raise SystemExit(SIGTERM_EXIT)
 
-    if "DVC_STAGE" in os.environ:
-        die_with_parent()
     previous = signal.signal(signal.SIGTERM, leave)
     try:
         yield
@@ -260,10 +253,10 @@ def _identity(config: Config, stage_name: str) -> dict[str, Any]:
 def git_state() -> tuple[str, bool]:
     """The commit (empty where there is none) and whether the files it tracks differ from it.
 
-    dvc.lock and the reports change while the pipeline runs, and params.yaml by copying a preset over it; they do not
-    make its code or parameters different.
+    The lock files and the reports change while the pipeline runs, and params.yaml by copying a preset over it; they do
+    not make its code or parameters different.
     """
-    unlike = [":(top,exclude)dvc.lock", ":(top,exclude)reports"]
+    unlike = [":(top,exclude)dvc.lock", ":(top,exclude)pipeline/dvc.lock", ":(top,exclude)reports"]
     params, presets = Path("params.yaml"), Path("presets").glob("*.yaml")
     if params.is_file() and any(preset.read_bytes() == params.read_bytes() for preset in presets):
         unlike.append(":(top,exclude)params.yaml")

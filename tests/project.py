@@ -68,7 +68,7 @@ tracking:
 
 def make_project(folder: Path, definition: str = DIGITS, params: str = PARAMS, stream: str = "tiny") -> Path:
     """Copy the code to ``folder`` and give it one stream and a params.yaml."""
-    ignored = shutil.ignore_patterns("__pycache__")
+    ignored = shutil.ignore_patterns("__pycache__", "dvc.lock")
     for name in ("par", "pipeline"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
     shutil.copy(REPOSITORY / "dvc.yaml", folder)
@@ -101,3 +101,9 @@ def run_stage(folder: Path, stage: str, stream: str = "tiny", check: bool = True
     """Run one stage as DVC would."""
     arguments = [] if stage == "tables" else ["--stream", stream]
     return run(folder, sys.executable, "-m", f"pipeline.{stage}", *arguments, check=check)
+
+
+def stages_run(done: subprocess.CompletedProcess[str]) -> set[str]:
+    """Names of the stages that a dvc command has run."""
+    names = [line.split("'")[1] for line in done.stdout.splitlines() if line.startswith("Running stage")]
+    return {name.rpartition(":")[2] for name in names}  # without the file that a stage outside of ./dvc.yaml stands in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from par import seeding
 from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.modular import Modular
 from par.networks import build_network
+from par.networks.convolution import convolve
 from par.schema import Count, NonNegative, Positive
 from par.training import trainer
 from par.training.images import Images
@@ -66,7 +67,7 @@ class SharedConv(nn.Module):
         kernel = self._kernel[0]
         if self.correction is not None:
             kernel = kernel + widened(self.correction, kernel)
-        return functional.conv2d(inputs, kernel, stride=self.stride, padding=self.padding)
+        return convolve(inputs, kernel, self.stride, self.padding)
 
 
 class MixedConv(nn.Module):
@@ -96,7 +97,7 @@ class MixedConv(nn.Module):
         kernel, count = new * self.conv.weight, len(self._kernels)
         for stored, correction, reuse, adapt in zip(self._kernels, self.corrections, shared[:count], shared[count:]):
             kernel = kernel + (reuse + adapt) * stored + adapt * widened(correction, stored)
-        return functional.conv2d(inputs, kernel, stride=self.conv.stride, padding=self.conv.padding)
+        return convolve(inputs, kernel, self.conv.stride, self.conv.padding)
 
     def size(self) -> Tensor:
         """Expected log10(1 + added parameters) of the layer."""
@@ -136,6 +137,13 @@ class Search(trainer.Trainable):
             alpha.grad = gradient
         self.optimizer.step()
         return self.objective(batch.images, batch.labels)
+
+    def step_state(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state()}
+
+    def load_step_state(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         size = torch.stack([layer.size() for layer in self.layers]).sum()

@@ -6,13 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from par.networks.convolution import StridedConv
+
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with batch normalisation and a shortcut (He et al. 2016)."""
 
     def __init__(self, width: int, stride: int):
         super().__init__()
-        self.conv1 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.conv1 = StridedConv(width, width, 3, stride, padding=1)
         self.norm1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
@@ -20,7 +22,7 @@ class BasicBlock(nn.Module):
         if stride == 1:
             self.shortcut = nn.Identity()
         else:
-            self.shortcut = nn.Sequential(nn.Conv2d(width, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            self.shortcut = nn.Sequential(StridedConv(width, width, 1, stride), nn.BatchNorm2d(width))
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = functional.relu(self.norm1(self.conv1(inputs)), inplace=True)

@@ -152,6 +152,13 @@ class Definition:
     orders: tuple[tuple[str, ...], ...] = ()
     valid_copies: Literal["originals", "four_crops", "first_crops"] = "originals"
 
+    def aliases(self) -> list[str]:
+        """Names of the sources that tasks use, in order of first use."""
+        names = [task.source for task in self.tasks]
+        names += [split.source for split in self.class_splits]
+        names += self.random_tasks.sources if self.random_tasks else ()
+        return list(dict.fromkeys(names))
+
 
 @dataclass(frozen=True)
 class PlannedTask:
@@ -230,7 +237,7 @@ class _Planner:
     def __init__(self, name: str, seed: int, definition: Definition, data_dir: Path):
         self.name, self.seed, self.definition = name, seed, definition
         where = f"stream {name}.sources"
-        aliases = self._aliases()
+        aliases = definition.aliases()
         for alias in definition.sources:
             _check_text(alias, where)
             if alias not in aliases:
@@ -278,13 +285,6 @@ class _Planner:
                     "fetch or copy it again."
                 )
         return source
-
-    def _aliases(self) -> list[str]:
-        """Names of the sources that tasks use, in order of first use."""
-        names = [task.source for task in self.definition.tasks]
-        names += [split.source for split in self.definition.class_splits]
-        names += self.definition.random_tasks.sources if self.definition.random_tasks else ()
-        return list(dict.fromkeys(names))
 
     def _generator(self, *purpose: object) -> np.random.Generator:
         return numpy_generator("stream", self.name, self.seed, *purpose)

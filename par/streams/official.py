@@ -11,7 +11,7 @@ import pickle
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,16 @@ from par.streams.transforms import grey_to_rgb
 class Official:
     """A data set as its authors, or torchvision, lay it out in ``data_dir``.
 
-    ``files`` says in words what to put there; ``download(root)`` lets torchvision put it there.
+    ``files`` says in words what to put there; ``present(data_dir)`` lists the files and folders that ``read`` would
+    read (none: it is not there, or not complete); ``download(root)`` lets torchvision put it there, namely the files
+    ``published``, whose MD5 checksums ``read`` verifies.
     """
 
     files: str
-    present: Callable[[Path], bool]
+    present: Callable[[Path], Sequence[Path]]
     read: Callable[[Request], Source]
     download: Callable[[Path], None] | None = None
+    published: Mapping[str, str] = field(default_factory=dict)
 
 
 def _check_md5(path: Path, md5: str) -> None:
@@ -114,8 +117,10 @@ class _Cifar:
     meta: str
     names_key: str
 
-    def present(self, data_dir: Path) -> bool:
-        return (data_dir / self.archive).exists() or (data_dir / self.folder).is_dir()
+    def present(self, data_dir: Path) -> list[Path]:
+        if (data_dir / self.archive).exists():
+            return [data_dir / self.archive]
+        return [data_dir / self.folder] if (data_dir / self.folder).is_dir() else []
 
     def read(self, request: Request) -> Source:
         place = request.data_dir / self.archive
@@ -170,12 +175,16 @@ class _Idx:
     md5: Mapping[str, str]
     classes: tuple[str, ...]
 
+    def published(self) -> dict[str, str]:
+        return {f"{name}.gz": md5 for name, md5 in self.md5.items()}
+
     def _file(self, data_dir: Path, name: str) -> Path | None:
         raw = data_dir / self.folder / "raw"
         return next((path for path in (raw / f"{name}.gz", raw / name) if path.exists()), None)
 
-    def present(self, data_dir: Path) -> bool:
-        return all(self._file(data_dir, name) for name in self.md5)
+    def present(self, data_dir: Path) -> list[Path]:
+        paths = [path for name in self.md5 if (path := self._file(data_dir, name)) is not None]
+        return paths if len(paths) == len(self.md5) else []
 
     def read(self, request: Request) -> Source:
         images, labels, digest = {}, {}, hashlib.sha256()
@@ -240,6 +249,11 @@ _FASHION = _Idx(
 SVHN_MD5 = {"train": "e26dedcc434d2e4c54c9b2d4a06d8373", "test": "eb5a983be6a315427106f1b164d9cef3"}
 
 
+def _svhn_present(data_dir: Path) -> list[Path]:
+    paths = [data_dir / f"{split}_32x32.mat" for split in SPLITS]
+    return paths if all(path.exists() for path in paths) else []
+
+
 def _svhn(request: Request) -> Source:
     """SVHN's cropped digits: ``{train,test}_32x32.mat``; the digit 0 carries label 10 there."""
     from scipy.io import loadmat
@@ -268,6 +282,11 @@ def _dtd_place(data_dir: Path) -> tuple[Path, str] | None:
         if (folder / "labels").is_dir():
             return folder, ""
     return None
+
+
+def _dtd_present(data_dir: Path) -> list[Path]:
+    found = _dtd_place(data_dir)
+    return [] if found is None else [found[0]]
 
 
 def _dtd(request: Request) -> Source:
@@ -324,6 +343,11 @@ def _miniimagenet_lists(data_dir: Path) -> list[Path]:
     folder = data_dir / "miniimagenet"
     paths = [folder / f"{part}.csv" for part in MINIIMAGENET_PARTS]
     return paths if all(path.exists() for path in paths) and (folder / "images").is_dir() else []
+
+
+def _miniimagenet_present(data_dir: Path) -> list[Path]:
+    lists = _miniimagenet_lists(data_dir)
+    return _miniimagenet_pickles(data_dir) or ([*lists, lists[0].parent / "images"] if lists else [])
 
 
 def _miniimagenet(request: Request) -> Source:
@@ -395,10 +419,11 @@ def _celeba_images(folder: Path) -> Path | None:
     return next((p for p in (folder / "img_align_celeba", folder / "img_align_celeba.zip") if p.exists()), None)
 
 
-def _fceleba_present(data_dir: Path) -> bool:
+def _fceleba_present(data_dir: Path) -> list[Path]:
     folder = data_dir / "celeba"
-    lists = [any((folder / "leaf" / split).glob("*.json")) for split in SPLITS]
-    return all(lists) and (folder / "list_attr_celeba.txt").exists() and _celeba_images(folder) is not None
+    lists, attributes, images = folder / "leaf", folder / "list_attr_celeba.txt", _celeba_images(folder)
+    complete = all(any((lists / split).glob("*.json")) for split in SPLITS) and attributes.exists()
+    return [lists, attributes, images] if complete and images is not None else []
 
 
 def _fceleba(request: Request) -> Source:
@@ -476,37 +501,51 @@ def _from_torchvision(name: str, **splits: Sequence[object]) -> Callable[[Path],
 
 
 OFFICIAL: dict[str, Official] = {
-    "cifar10": Official(_CIFAR10.archive, _CIFAR10.present, _CIFAR10.read, _from_torchvision("CIFAR10", train=(True,))),
+    "cifar10": Official(
+        _CIFAR10.archive,
+        _CIFAR10.present,
+        _CIFAR10.read,
+        _from_torchvision("CIFAR10", train=(True,)),
+        {_CIFAR10.archive: _CIFAR10.md5},
+    ),
     "cifar100": Official(
-        _CIFAR100.archive, _CIFAR100.present, _CIFAR100.read, _from_torchvision("CIFAR100", train=(True,))
+        _CIFAR100.archive,
+        _CIFAR100.present,
+        _CIFAR100.read,
+        _from_torchvision("CIFAR100", train=(True,)),
+        {_CIFAR100.archive: _CIFAR100.md5},
     ),
     "mnist": Official(
         f"MNIST/raw/ with {', '.join(_MNIST.md5)} (or .gz)",
         _MNIST.present,
         _MNIST.read,
         _from_torchvision("MNIST", train=(True,)),
+        _MNIST.published(),
     ),
     "fashionmnist": Official(
         f"FashionMNIST/raw/ with {', '.join(_FASHION.md5)} (or .gz)",
         _FASHION.present,
         _FASHION.read,
         _from_torchvision("FashionMNIST", train=(True,)),
+        _FASHION.published(),
     ),
     "svhn": Official(
         "train_32x32.mat and test_32x32.mat",
-        lambda data_dir: all((data_dir / f"{split}_32x32.mat").exists() for split in SPLITS),
+        _svhn_present,
         _svhn,
         _from_torchvision("SVHN", split=SPLITS),
+        {f"{split}_32x32.mat": md5 for split, md5 in SVHN_MD5.items()},
     ),
     "dtd": Official(
         "dtd-r1.0.1.tar.gz",
-        lambda data_dir: _dtd_place(data_dir) is not None,
+        _dtd_present,
         _dtd,
         _from_torchvision("DTD", split=("train",)),
+        {"dtd-r1.0.1.tar.gz": DTD_MD5},
     ),
     "miniimagenet": Official(
         "miniimagenet/ with mini-imagenet-cache-{train,val,test}.pkl or with images/*.jpg and {train,val,test}.csv",
-        lambda data_dir: bool(_miniimagenet_pickles(data_dir) or _miniimagenet_lists(data_dir)),
+        _miniimagenet_present,
         _miniimagenet,
     ),
     "fceleba": Official(

@@ -62,14 +62,20 @@ class Predictor:
         for name in ("settings.json", "model.pt"):
             if not (run / name).is_file():
                 raise SourceError(f"{run} holds no {name}; train this learner first (dvc repro).")
-        stream, recorded = load_stream(directory), read_json(run / "settings.json")
-        if recorded["stream"]["digest"] != stream.digest:
+        stream = load_stream(directory)
+        try:
+            recorded = read_json(run / "settings.json")
+            digest, plain = recorded["stream"]["digest"], recorded["learner"]
+            chains = torch.load(run / "model.pt", weights_only=True, map_location="cpu")
+        except Exception as error:  # a damaged file of tensors raises nearly anything
+            words = " ".join(str(error).split())[:200]
+            raise SourceError(f"{run} cannot be read ({words}); delete it and train again (dvc repro).") from error
+        if digest != stream.digest:
             raise SourceError(
                 f"{run} was learned on other images than those in {directory}; build the stream and train again "
                 "(dvc repro)."
             )
-        settings = from_plain(recorded["learner"], f"{run}/settings.json")
-        return cls(stream, settings, torch.load(run / "model.pt", weights_only=True, map_location="cpu"), device)
+        return cls(stream, from_plain(plain, f"{run}/settings.json"), chains, device)
 
     def chain(self, task: int) -> int:
         """The number of the chain that holds a task."""

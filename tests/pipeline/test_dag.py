@@ -12,6 +12,7 @@ from dvc.repo import Repo
 from par import settings
 from par.config import PAR
 from par.reporting.published import load_published
+from par.reporting.report import PLOTTED
 from par.schema import NAME_PATTERN, read_yaml
 from par.settings import resolve
 from par.steps import code_digest
@@ -52,19 +53,28 @@ def test_a_stage_lists_exactly_the_folders_that_it_reads_and_writes(stage):
     assert {file.split("/${")[0] for file in files} == set(map(str, named))
 
 
-def test_there_are_seven_stages_a_stream_and_one_for_the_tables():
+def test_there_are_seven_stages_a_stream_one_for_the_tables_and_one_for_the_data_sets():
     assert tuple(DAG) == (*PER_STREAM, "tables")
+    assert tuple(read_yaml(REPOSITORY / "pipeline/dvc.yaml")["stages"]) == ("fingerprints",)
     for stage in PER_STREAM:
         assert DAG[stage]["matrix"] == {"stream": "${streams}"}
+
+
+def test_no_shell_stays_between_dvc_and_a_stage():
+    for stage in PER_STREAM:
+        assert DAG[stage]["cmd"] == f"exec python -m pipeline.{stage} --stream ${{item.stream}}"
+    assert DAG["tables"]["cmd"] == "exec python -m pipeline.tables"
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_a_preset_expands_to_all_its_stages(path, tmp_path):
     """DVC joins the values of a matrix by '-': a name with one could silently replace another stage."""
-    shutil.copy(REPOSITORY / "dvc.yaml", tmp_path)
+    (tmp_path / "pipeline").mkdir()
+    for name in ("dvc.yaml", "pipeline/dvc.yaml"):
+        shutil.copy(REPOSITORY / name, tmp_path / name)
     shutil.copy(path, tmp_path / "params.yaml")
     with Repo.init(str(tmp_path), no_scm=True) as repo:
-        assert len(repo.index.stages) == len(PER_STREAM) * len(settings.load(path).streams) + 1
+        assert len(repo.index.stages) == len(PER_STREAM) * len(settings.load(path).streams) + 2
 
 
 def test_only_route_and_tables_depend_on_the_thresholds():
@@ -90,11 +100,9 @@ def test_every_preset_loads_and_names_what_exists(path):
             assert resolve(preset, stream, learner).recipe.epochs > 0
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_every_preset_that_trains_has_the_curves_that_dvc_plots(path):
+def test_dvc_plots_the_columns_that_every_report_has():
     (plot,) = read_yaml(REPOSITORY / "dvc.yaml")["plots"]
-    methods = settings.load(path).methods
-    assert not methods or set(plot["reports/${preset}/curves"]["y"]) <= set(methods)
+    assert tuple(plot["reports/${preset}/curves"]["y"]) == PLOTTED
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)

@@ -140,3 +140,13 @@ def test_pipeline_of_a_dvc_experiment_is_tagged_with_its_commit(checkout, monkey
         pass
     assert sync.publish("par", tag=True).n_tagged == 1 and sync.publish("par", tag=True).n_tagged == 0
     assert [run.data.tags.get("dvc.exp_rev") for run in runs(checkout, "pipeline")] == [None, experiment]
+
+
+@pytest.mark.slow
+def test_a_stage_that_dvc_runs_publishes_through_a_process_of_its_own(tmp_path, monkeypatch):
+    """That process begins a session of its own, which is no sign of a dvc that has died."""
+    checkout = make_checkout(tmp_path, monkeypatch, fork=False)
+    monkeypatch.setenv("DVC_STAGE", "tables")
+    with stage(CONFIG, "tables", publish=True) as run:
+        run.metrics({"AP": 0.5})
+    assert len(runs(checkout, "stage")) == 1

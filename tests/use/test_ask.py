@@ -11,7 +11,7 @@ from PIL import Image
 
 from par.config import PAR, ExtractorSettings
 from par.files import read_json
-from par.relatedness.plan import Decision, plan_from_json
+from par.relatedness.plan import Decision, read_plan
 from par.schema import parse
 from par.settings import load, resolve
 from par.streams import SourceError, Stream, load_stream
@@ -66,7 +66,7 @@ def test_the_last_task_of_a_stream_is_forecast_as_it_was_planned(at_home):
     earlier, last = (dataclasses.replace(stream, tasks=tasks) for tasks in (stream.tasks[:2], stream.tasks[2:]))
     extractor = extractor_of(features, config.extractor)
     found = forecast(earlier, last, config.routing(PAR), known, prototypes, extractor)
-    plan = plan_from_json(read_json(f"plans/{STREAM}/par.json"))[0]
+    plan = read_plan(f"plans/{STREAM}/par.json")[0]
     assert [*found.decisions, found.new] == plan
     assert found.new.decision == "join" and found.nearest_task == 0
 
@@ -91,7 +91,7 @@ def test_a_repeated_task_with_other_samples_joins_and_another_one_is_searched(at
 def test_what_it_would_cost_is_what_such_tasks_cost(at_home):
     """The parameters named for joining, and for an expert with a known cell, are those of the run's own tasks."""
     config, stream = load(), load_stream(f"data/streams/{STREAM}/0")
-    plan = plan_from_json(read_json(f"plans/{STREAM}/par.json"))[0]
+    plan = read_plan(f"plans/{STREAM}/par.json")[0]
     steps = read_json(f"runs/{STREAM}/par/0/steps.json")["steps"]
     totals = [0, *(step["n_params"] for step in steps)]
     settings, cells = resolve(config, STREAM, PAR), Path(f"cells/{STREAM}/par/0")
@@ -109,7 +109,7 @@ def test_what_it_would_cost_is_what_such_tasks_cost(at_home):
 @pytest.mark.slow
 def test_thresholds_of_now_count_and_another_plan_is_said(at_home, folders, monkeypatch, tmp_path, capsys):
     params = Path("params.yaml").read_text()
-    for name in ("data", "cells", "plans", "runs"):
+    for name in ("data", "cells", "plans", "runs", "seconds"):
         (tmp_path / name).symlink_to(at_home / name)
     monkeypatch.chdir(tmp_path)
     Path("params.yaml").write_text(params.replace("alpha: 0.5", "alpha: -.inf").replace("beta: 0.75", "beta: 1.0"))
