@@ -108,6 +108,7 @@ class ExtractorSettings:
     image_size: Count | None = None  # images are resized to this many pixels first; null: native resolution
     batch_size: Count = 256
     splits: tuple[Literal["valid", "train"], ...] = ("valid",)
+    identify: bool = False  # features of test images too, for AP where nobody says the task; no plan sees them
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,29 @@ def average_accuracy(matrix: np.ndarray) -> float:
     return _mean(matrix[-1])
 
 
+def average_accuracy_without_identity(
+    predictions: Mapping[str, np.ndarray],
+    labels: Sequence[np.ndarray],
+    chains: Sequence[Sequence[int]],
+    identified: Sequence[np.ndarray],
+) -> float:
+    """AP where nobody says which task an image belongs to: correct are images whose task and whose class are found.
+
+    An image that is taken for one of another task is wrong, also where that task has a class of the same name.
+
+    Args:
+        predictions, labels, chains: see :func:`accuracy_matrix`.
+        identified: the task that is found for every test image of every task, integers [n_test_j].
+    """
+    last = {task: chain[-1] for chain in chains for task in chain}
+    return _mean(
+        [
+            np.mean((predictions[f"{last[task]}/{task}"] == of_task) & (identified[task] == task))
+            for task, of_task in enumerate(labels)
+        ]
+    )
+
+
 def average_forgetting(matrix: np.ndarray) -> float:
     """AF = 1/T sum_j (r_Tj - r_jj) over all T tasks, the paper's: the last task's 0 counts, negative is forgetting."""
     return _mean(matrix[-1] - matrix.diagonal())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +59,14 @@ def resolve(config: Config, stream: str, learner: str) -> LearnerSettings:
         recipe=config.effective_recipe(stream, learner),
         **blocks,
     )
+
+
+def from_plain(raw: Mapping[str, Any], where: str) -> LearnerSettings:
+    """The settings that :func:`par.schema.to_plain` made plain; ``where`` is their file in messages.
+
+    Raises:
+        ConfigError: a method, key or value that this version of the code does not have.
+    """
+    settings = parse(LearnerSettings, raw, where)
+    check_names(f"{where}.method", [settings.method], METHODS)
+    return replace(settings, hyper=parse(load_method(settings.method).Hyper, settings.hyper, f"{where}.hyper"))

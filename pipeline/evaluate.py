@@ -1,4 +1,4 @@
-"""Stage ``evaluate``: all metrics of a stream, computed from predictions alone."""
+"""Stage ``evaluate``: all metrics of a stream, computed from predictions and, for unnamed tasks, features alone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from tqdm import tqdm
 
 from par.config import Config
 from par.files import read_json, write_json
-from par.metrics import chance_level, evaluate_learner
+from par.metrics import average_accuracy_without_identity, chance_level, evaluate_learner
+from par.relatedness.identification import identify
+from par.relatedness.prototypes import Prototypes
 from par.streams import Stream, load_stream
-from pipeline.stage import RESULTS, RUNS, STREAMS, StageError, run_stage
+from pipeline.stage import PROTOTYPES, RESULTS, RUNS, STREAMS, TEST_FEATURES, StageError, run_stage
 from pipeline.tracking import Run
 
 
@@ -21,6 +23,7 @@ def main(config: Config, stream: str, run: Run) -> None:
     """Write ``results/<stream>.json`` (contract in README, section Architecture)."""
     streams = {seed: load_stream(STREAMS / stream / str(seed)) for seed in config.seeds}
     labels = {seed: [task.split("test").labels for task in built.tasks] for seed, built in streams.items()}
+    identified = {seed: _identified(config, stream, seed, built) for seed, built in streams.items()}
     learners: dict[str, dict[str, dict[str, Any]]] = {}
     for directory in tqdm(sorted((RUNS / stream).glob("*/*/")), desc=f"evaluate {stream}", unit="run"):
         learner, seed = directory.parent.name, int(directory.name)
@@ -28,6 +31,8 @@ def main(config: Config, stream: str, run: Run) -> None:
         predictions = _predictions(directory / "predictions.npz", streams[seed])
         chains = costs.pop("chains")
         entry = evaluate_learner(predictions, labels[seed], chains, costs, (stream, learner, seed))
+        if found := identified[seed]:
+            entry["ap_without_identity"] = average_accuracy_without_identity(predictions, labels[seed], chains, found)
         learners.setdefault(learner, {})[str(seed)] = entry
         run.metrics({f"AP/{learner}": entry["ap"], f"AF/{learner}": entry["af"]}, step=seed)
     tasks = {
@@ -46,8 +51,26 @@ def main(config: Config, stream: str, run: Run) -> None:
     }
     hardware = read_json(RUNS / stream / "hardware.json")
     out = RESULTS / f"{stream}.json"
-    write_json(out, {"stream": stream, "tasks": tasks, "hardware": hardware, "learners": learners})
+    result = {"stream": stream, "tasks": tasks, "hardware": hardware, "learners": learners}
+    if all(identified.values()):
+        result["identification"] = {
+            str(seed): [float(np.mean(of_task == task)) for task, of_task in enumerate(found)]
+            for seed, found in identified.items()
+        }
+    write_json(out, result)
     run.artifact(out)
+
+
+def _identified(config: Config, stream: str, seed: int, built: Stream) -> list[np.ndarray]:
+    """The task that the frozen features find for every test image of every task; none where they were not extracted."""
+    with np.load(TEST_FEATURES / f"{stream}.npz") as features:
+        of_tasks = [features.get(f"{seed}/{task.index}/test/features") for task in built.tasks]
+    if any(of_task is None for of_task in of_tasks):
+        return []
+    with np.load(PROTOTYPES / f"{stream}.npz") as archive:
+        names = [f"{seed}/{task.index}/{config.distance.split}" for task in built.tasks]
+        prototypes = [Prototypes(archive[f"{name}/means"], archive[f"{name}/counts"]) for name in names]
+    return [identify(of_task, prototypes) for of_task in of_tasks]
 
 
 def _predictions(path: Path, stream: Stream) -> dict[str, np.ndarray]:

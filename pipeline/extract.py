@@ -1,8 +1,10 @@
-"""Stage ``extract``: features of every image that distances are measured on, by the frozen extractor."""
+"""Stage ``extract``: features of every image that distances are measured on, by the frozen extractor.
+
+Those of test images, which tell how often a task is identified, go to a file of their own: no stage that decides or
+learns anything reads it.
+"""
 
 from __future__ import annotations
-
-import json
 
 import numpy as np
 import torch
@@ -13,25 +15,34 @@ from par.device import resolve_device
 from par.files import canonical_json, write_npz
 from par.relatedness.extractor import extract_stream, load_extractor
 from par.streams import load_stream
-from pipeline.stage import FEATURES, STREAMS, run_stage
+from pipeline.stage import FEATURES, STREAMS, TEST_FEATURES, run_stage
 from pipeline.tracking import Run
 
 
 def main(config: Config, stream: str, run: Run) -> None:
-    """Write ``data/features/<stream>.npz``: ``<seed>/<task>/<split>/features`` and ``labels``, and ``meta``."""
+    """Write ``data/features/<stream>.npz``: ``<seed>/<task>/<split>/features`` and ``labels``, and ``meta``; and
+    ``data/test_features/<stream>.npz``, the same of the test split (nothing but ``meta`` without ``identify``)."""
     # sums in one order on any machine; a second busy process costs two threads 8 times the time
     torch.set_num_threads(1)
     extractor = load_extractor(config.extractor, resolve_device(config.device))
     streams = {seed: load_stream(STREAMS / stream / str(seed)) for seed in config.seeds}
-    splits = config.extractor.splits
-    total = sum(task.counts[split] for built in streams.values() for task in built.tasks for split in splits)
-    arrays = {"meta": np.array(canonical_json(extractor.describe()))}
+    files = {FEATURES: config.extractor.splits, TEST_FEATURES: ("test",) if config.extractor.identify else ()}
+    total = sum(
+        task.counts[split]
+        for splits in files.values()
+        for built in streams.values()
+        for task in built.tasks
+        for split in splits
+    )
+    meta = extractor.describe()
     with tqdm(total=total, desc=f"extract {stream} with {extractor.name}", unit="img") as bar:
-        for seed, built in streams.items():
-            for name, array in extract_stream(built, extractor, splits, bar.update).items():
-                arrays[f"{seed}/{name}"] = array
-    write_npz(FEATURES / f"{stream}.npz", arrays)
-    run.params({f"extractor.{name}": value for name, value in json.loads(str(arrays["meta"])).items()})
+        for folder, splits in files.items():
+            arrays = {"meta": np.array(canonical_json(meta))}
+            for seed, built in streams.items():
+                for name, array in extract_stream(built, extractor, splits, bar.update).items():
+                    arrays[f"{seed}/{name}"] = array
+            write_npz(folder / f"{stream}.npz", arrays)
+    run.params({f"extractor.{name}": value for name, value in meta.items()})
     run.metrics({"images": total})
 
 

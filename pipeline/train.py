@@ -13,6 +13,7 @@ from par.config import PAR, Config, LearnerSettings, resolve_path
 from par.device import card_of, hardware, resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
 from par.relatedness.plan import chains, read_plan
+from par.schema import to_plain
 from par.settings import resolve
 from par.steps.chain_job import ChainJob, ChainTask, assemble, plan_chains
 from par.steps.store import DEFAULT_FOLDER, Store
@@ -100,7 +101,7 @@ def _genotype(path: Path) -> dict[str, list[Any]]:
 
 
 def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, child: Run) -> dict[str, Any]:
-    """One learner and seed: predictions.npz, model.pt, log.csv, steps.json; and its MLflow run.
+    """One learner and seed: predictions.npz, model.pt, settings.json, log.csv, steps.json; and its MLflow run.
 
     Returns its wall-clock seconds: of every step by task, and of the epochs of its log.
     """
@@ -118,6 +119,8 @@ def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, ch
     }
     write_npz(folder / "predictions.npz", found.predictions)
     write_tensors(folder / "model.pt", found.models)
+    of_stream = {"name": stream, "seed": job.seed, "digest": load_stream(job.directory).digest}
+    write_json(folder / "settings.json", {"learner": to_plain(settings), "stream": of_stream})
     write_csv(folder / "log.csv", list(log[0]), log)
     write_json(folder / "steps.json", steps)
     numbers = ("n_params", "n_state", "n_experts", "n_cells_searched")

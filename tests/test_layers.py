@@ -16,6 +16,7 @@ LAYERS = (
     ("par.settings",),
     ("par.steps",),
     ("par.reporting",),
+    ("par.use",),
     ("pipeline",),
 )
 

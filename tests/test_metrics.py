@@ -81,6 +81,18 @@ def test_a_task_keeps_its_accuracy_while_its_chain_rests(labels):
     np.testing.assert_allclose(matrix, [[0.8, NAN, NAN], [0.8, 0.7, NAN], [0.5, 0.7, 0.95]])
 
 
+def test_without_identity_an_image_counts_where_its_task_and_its_class_are_found(labels):
+    predictions = {
+        "0/0": predict(labels[0], 10),  # before step 2, so it does not count
+        "1/1": predict(labels[1], 7),
+        "2/0": predict(labels[0], 5),
+        "2/2": predict(labels[2], 20),
+    }
+    identified = [np.repeat([0, 1], [3, 7]), np.full(10, 1), np.repeat([2, 0], [10, 10])]
+    found = metrics.average_accuracy_without_identity(predictions, labels, [[0, 2], [1]], identified)
+    assert found == pytest.approx(np.mean([0.3, 0.7, 0.5]))
+
+
 def test_an_old_prediction_is_not_carried_over_a_step_that_may_have_changed_it(labels):
     predictions = {f"{i}/{j}": predict(labels[j], 5) for i, j in [(0, 0), (1, 1), (2, 0), (2, 1), (2, 2)]}
     matrix = metrics.accuracy_matrix(predictions, labels, [[0, 1, 2]])

@@ -67,7 +67,7 @@ def to_each(
         float64 ``[len(others)]``, finite. Negative is possible with ``paper`` and ``corrected``.
     """
     n_classes = len(own.means)
-    squared = _squared_distances(features, np.concatenate([own.means, *(other.means for other in others)]))
+    squared = squared_distances(features, np.concatenate([own.means, *(other.means for other in others)]))
     to_own, to_others = squared[:n_classes], squared[n_classes:]
     weights = class_membership(labels, n_classes) / own.counts
     samples = np.arange(len(labels))
@@ -135,7 +135,7 @@ def _log(squared: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(squared, FLOOR**2))
 
 
-def _squared_distances(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
+def squared_distances(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances, float64 ``[centres, points]``, exactly 0 for identical vectors.
 
     |x|^2 + |u|^2 - 2 x.u loses all digits where x and u nearly agree: those entries are recomputed from differences.

@@ -146,7 +146,7 @@ def extract_stream(
     """Features and labels of every task of a stream.
 
     Args:
-        splits: names among ``train`` and ``valid``; the test split has no part in routing.
+        splits: names among ``train``, ``valid`` and ``test``; the test split has no part in routing.
         progress: called with the number of images of every finished batch, e.g. ``tqdm(...).update``.
 
     Returns:

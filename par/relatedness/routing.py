@@ -45,7 +45,7 @@ def route(
     for task, name in enumerate(names):
         if not np.isfinite(distances[task, :task]).all():
             raise ValueError(f"distances of task {task} ({name}) are {distances[task, :task]}; all must be finite.")
-        scores = [_group_score(estimator, distances[task, members]) for members in groups]
+        scores = [group_score(estimator, distances[task, members]) for members in groups]
         choice = _choose(scores, groups, n_train, task, alpha, beta, estimator)
         head_only, reason = False, choice.reason
         if choice.decision == "join":
@@ -83,7 +83,7 @@ class _Choice:
     reason: str
 
 
-def _group_score(estimator: Estimator, distances: np.ndarray) -> float:
+def group_score(estimator: Estimator, distances: np.ndarray) -> float:
     """Score of a group: the mean of D, mapped (eq. 7-8); the ``reference`` maps first (sources.md#par-code)."""
     if estimator == "reference":
         return float(np.mean(pair_score(estimator, distances)))

@@ -19,7 +19,17 @@ from par.files import canonical_json, write_csv, write_json, write_text
 from par.reporting import cell_figures, figures, page, tables
 from par.reporting.provenance import DEMO, effective_settings, stamp
 from par.reporting.published import load_published
-from par.reporting.scores import CSV_COLUMNS, Scores, chance, dvc_metrics, headline, stream_scores
+from par.reporting.scores import (
+    CSV_COLUMNS,
+    Score,
+    Scores,
+    chance,
+    dvc_metrics,
+    headline,
+    identified,
+    stream_scores,
+    without_identity,
+)
 from par.reporting.style import save, save_png
 from par.schema import parse, read_yaml, to_plain
 from par.streams.findings import Finding
@@ -120,6 +130,7 @@ class _Report:
         sections = [
             *(self._paper_table(name) for name in PAPER_TABLES if config.tables.of(name)),
             *([self._ours()] if config.methods else []),
+            *self._identification(),
             *self._sweeps(),
             *self._coloured_groups(),
             *map(self._stream, config.streams),
@@ -152,6 +163,25 @@ class _Report:
             for score in scores[method].values()
         ]
         return page.Section(table.title, (table, self._write_table(table, rows, self.config.streams)))
+
+    def _identification(self) -> list[page.Section]:
+        """AP where nobody says the task, of the streams whose test images were looked up."""
+        results = {
+            stream: self.inputs.results[stream]
+            for stream in self.config.streams
+            if "identification" in self.inputs.results.get(stream, {})
+        }
+        if not results:
+            return []
+        found = {stream: identified(stream, result) for stream, result in results.items()}
+        scores: dict[str, dict[str, Score]] = {stream: {} for stream in results}
+        for stream, result in results.items():
+            for method in self.config.methods:
+                scores[stream][method] = self.scores[stream][method]["AP"]
+                scores[stream][f"{method}, not told"] = without_identity(stream, method, result)
+        table = tables.identification_table(self.config, found, scores, self.published)
+        rows = [score.row() for stream in results for score in (found[stream], *scores[stream].values())]
+        return [page.Section(table.title, (table, self._write_table(table, rows, list(results))))]
 
     def _sweeps(self) -> list[page.Section]:
         """The figures over alpha and beta, of the streams that have them."""
@@ -474,5 +504,5 @@ def _write_results(path: Path, result: Mapping[str, Any]) -> None:
         f'"{learner}": {{\n' + ",\n".join(f'"{seed}": {line(by_seed[seed])}' for seed in sorted(by_seed, key=int)) + "}"
         for learner, by_seed in sorted(result["learners"].items())
     )
-    others = "".join(f'"{key}": {canonical_json(result[key])},\n' for key in ("hardware", "stream", "tasks"))
+    others = "".join(f'"{key}": {canonical_json(result[key])},\n' for key in sorted(set(result) - {"learners"}))
     write_text(path, f'{{{others}"learners": {{\n{learners}}}}}\n')

@@ -26,6 +26,8 @@ METRICS: dict[str, Callable[[Mapping[str, Any]], float]] = {
 }
 FORMATS = {  # z: no minus before a zero
     "AP": "z.3f",
+    "AP_without_identity": "z.3f",
+    "identified": "z.3f",
     "AF": "z.3f",
     "M": ".3f",
     "state_M": ".3f",
@@ -186,6 +188,24 @@ def chance(stream: str, result: Mapping[str, Any]) -> Score:
     by_seed = result.get("tasks", {})
     values = (fmean(task["chance"] for task in by_seed[seed]) for seed in sorted(by_seed, key=int))
     return Score(stream, "chance", "AP", tuple(values), None, None)
+
+
+def identified(stream: str, result: Mapping[str, Any]) -> Score:
+    """How often the task of a test image is identified, mean over tasks; a value per seed.
+
+    Args:
+        result: the content of ``results/<stream>.json`` with ``identification``.
+    """
+    by_seed = result["identification"]
+    values = tuple(fmean(by_seed[seed]) for seed in sorted(by_seed, key=int))
+    return Score(stream, "", "identified", values, None, None)
+
+
+def without_identity(stream: str, learner: str, result: Mapping[str, Any]) -> Score:
+    """AP of a learner that is not told the task, see :func:`par.metrics.average_accuracy_without_identity`."""
+    entries = result["learners"].get(learner, {})
+    values = tuple(entries[seed]["ap_without_identity"] for seed in sorted(entries, key=int))
+    return Score(stream, learner, "AP_without_identity", values, None, None)
 
 
 def headline(methods: Sequence[str], scores: Mapping[str, Scores]) -> dict[str, float]:

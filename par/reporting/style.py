@@ -62,9 +62,15 @@ def save(figure: Figure, path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         svg = path.with_name(f"{path.name}.svg")
         write_atomically(svg, lambda draft: figure.savefig(draft, **options))
-        bitmap = io.BytesIO()
+    write_png(figure, path.with_name(f"{path.name}.png"))
+
+
+def write_png(figure: Figure, path: Path) -> None:
+    """Write a figure as a bitmap alone."""
+    bitmap = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
         figure.savefig(bitmap, format="png", bbox_inches="tight")
-    save_png(Image.open(bitmap), path.with_name(f"{path.name}.png"))
+    save_png(Image.open(bitmap), path)
 
 
 def save_png(image: Image.Image, path: Path) -> None:

@@ -302,6 +302,30 @@ def ours_table(config: Config, scores: Mapping[str, Scores], published: Publishe
     return Table("ours", "All methods on all streams", columns, tuple(rows), 1, notes)
 
 
+def identification_table(
+    config: Config, identified: Mapping[str, Score], scores: Mapping[str, Mapping[str, Score]], published: Published
+) -> Table:
+    """How often an image's task is identified, and every method's AP with and without being told it.
+
+    Args:
+        identified: stream -> :func:`par.reporting.scores.identified`.
+        scores: stream -> ``<method>`` and ``<method>, not told``: AP and :func:`par.reporting.scores.without_identity`.
+    """
+    rows = [("Task identified", *(score.text() for score in identified.values()))]
+    for method in config.methods:
+        for name in (method, f"{method}, not told"):
+            words = method_name(method, published) + name.removeprefix(method)
+            rows.append((words, *(scores[stream][name].text() for stream in identified)))
+    notes = (
+        "Task identified: the share of test images whose nearest class prototype, in the frozen extractor's features, "
+        "is one of their own task; mean over tasks.",
+        "Not told: AP where nobody says the task of an image, which counts as right if its task and its class are "
+        "found. Tasks that repeat others cannot be told from them.",
+    )
+    columns = ("Method", *(stream_title(config, stream, published) for stream in identified))
+    return Table("identification", "AP without being told the task", columns, tuple(rows), 1, notes)
+
+
 def variant_table(config: Config, stream: str, scores: Scores, plans: Mapping[str, Any], published: Published) -> Table:
     """PAR and its variants on one stream: what is changed, what it does to the plan, and the outcome.
 

@@ -321,11 +321,31 @@ class _Plan:
     notes: tuple[str, ...]
 
 
-def _plan(place: Path) -> _Plan:
+def _list(place: Path) -> Content:
     try:
-        content = _list_folder(place) if place.is_dir() else _list_zip(place)
+        return _list_folder(place) if place.is_dir() else _list_zip(place)
     except OSError as error:
         raise SourceError(f"{place} cannot be read ({error}); allow reading it or remove that part.") from error
+
+
+def pictures(place: Path) -> tuple[list[str], tuple[LeftAside, ...]]:
+    """Names of all images of a folder or zip, at any depth, in alphabetical order; and what is left aside.
+
+    Raises:
+        SourceError: it cannot be read.
+    """
+    names, aside = [], defaultdict(list)
+    for file in _list(place).files:
+        if reason := _reason(file, "train", 3) if file.size <= MAX_BYTES else "larger than an image":
+            aside[reason].append(file.name)
+        else:
+            names.append(file.name)
+    left = (LeftAside(reason, len(files), printable(min(files))) for reason, files in sorted(aside.items()))
+    return sorted(names), tuple(left)
+
+
+def _plan(place: Path) -> _Plan:
+    content = _list(place)
     for folder in {file.parts[:-1] for file in content.files if not file.reason}:  # not all zips list them
         content.folders.update(folder[:depth] for depth in range(1, len(folder) + 1))
     layout, top = _arrange(content, place)

@@ -56,13 +56,13 @@ def contact_sheet(stream: Stream) -> Image.Image:
         draw.text((GAP, top + 18), f"{task.n_classes} classes, {counts}", "dimgray", small)
         words = task.transform or ("" if task.source in task.name else task.source)
         draw.text((GAP, top + 34), one_line(words, 40), "dimgray", small)
-        for column, image in enumerate(_examples(task)):
+        for column, image in enumerate(examples(task)):
             tile = Image.fromarray(image).resize((TILE, TILE), Image.Resampling.NEAREST)
             sheet.paste(tile, (LABEL + column * step, top))
     return sheet
 
 
-def _examples(task: Task) -> list[np.ndarray]:
+def examples(task: Task) -> list[np.ndarray]:
     """Up to ten training images ``[H, W, 3]``, one class after the other, then the classes' second images."""
     train = task.split("train")
     of_class = [np.flatnonzero(train.labels == label) for label in range(task.n_classes)]

@@ -135,6 +135,19 @@ def build_stream(
         SourceError: a data set is missing, damaged or too small.
     """
     definition, raw = read_definition(name)
+    return build_definition(name, seed, definition, raw, data_dir, out, progress)
+
+
+def build_definition(
+    name: str,
+    seed: int,
+    definition: Definition,
+    raw: Mapping[str, Any],
+    data_dir: str | Path,
+    out: str | Path,
+    progress: Callable[[Sequence[PlannedTask]], Iterable[PlannedTask]] = iter,
+) -> Stream:
+    """:func:`build_stream` of a definition at hand, which need not be among the files; ``raw`` is it as YAML."""
     plan = plan_stream(name, seed, definition, Path(data_dir))
     size = _image_size(name, definition, plan)
 

@@ -228,7 +228,7 @@ def test_score_is_eq_8_and_never_decreases():
 
 def test_squared_distance_of_identical_vectors_is_exactly_zero():
     points = np.random.default_rng(0).normal(size=(40, 512)) + 30.0
-    squared = distance._squared_distances(points, points[:30].copy())
+    squared = distance.squared_distances(points, points[:30].copy())
     assert (np.diagonal(squared) == 0.0).all()
     assert (squared[:, 30:] > 0).all()
 
@@ -239,7 +239,7 @@ def test_close_vectors_keep_their_digits(gap):
     centres = generator.normal(size=(5, 64)) + 10.0
     points = np.repeat(centres, 3000, axis=0)[: 3000 * 2] + gap * generator.normal(size=(6000, 64))
     expected = ((points[:, None] - centres[None]) ** 2).sum(axis=2).T
-    np.testing.assert_allclose(distance._squared_distances(points, centres), expected, rtol=1e-10)
+    np.testing.assert_allclose(distance.squared_distances(points, centres), expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("estimator", ["paper", "reference"])

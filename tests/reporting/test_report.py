@@ -108,6 +108,23 @@ def test_tables_on_disk(report):
             assert "abc1234-dirty" in text and r"\frac{1}{T}" in text and "DEMO" in text
 
 
+def test_ap_without_being_told_the_task_stands_beside_ap(report, tmp_path):
+    assert not (report / "tables" / "identification.md").exists()
+    given = inputs()
+    found = given.results["demo_minus"] | {"identification": {"0": [0.5, 1.0, 0.75], "1": [1.0, 1.0, 0.5]}}
+    for number, by_seed in enumerate(found["learners"].values()):
+        for entry in by_seed.values():
+            entry["ap_without_identity"] = 0.25 + number / 16
+    render(tmp_path, demo_config(), replace(given, results={"demo_minus": found}))
+    text = (tmp_path / "tables" / "identification.md").read_text(encoding="utf-8")
+    assert "| Task identified | 0.792 ± 0.059 |" in text
+    assert "| Finetune, not told | 0.250 |" in text and "| PAR, not told | 0.375 |" in text and "| EWC | - |" in text
+    assert "## AP without being told the task" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert check_report(tmp_path) > 100
+    kept = read_json(tmp_path / "results" / "demo_minus.json")
+    assert kept["identification"] == found["identification"]
+
+
 def test_score_matrix_takes_the_configured_estimator():
     matrix = score_matrix(distances(), demo_config().distance, 1, 3)
     np.testing.assert_allclose(matrix, [[np.nan] * 3, [0.913, np.nan, np.nan], [0.21, 0.8, np.nan]])

@@ -24,7 +24,7 @@ FROM_MATRIX = {
     "forgetting_avalanche": metrics.forgetting_avalanche,
     "bwt_continuum": metrics.bwt_continuum,
 }
-SHOWN = ("AP", "AF", "M")  # metrics that every table with rows of them prints
+SHOWN = ("AP", "AF", "M", "AP_without_identity", "identified")  # metrics that every table with rows of them prints
 ENDS = ("ap", "af", "bwt", "forgetting_avalanche")  # what follows from the diagonal and the last row
 
 
@@ -80,7 +80,12 @@ def _check_row(
     learner, metric = row["learner"], row["metric"]
     where = f"{where}: {row}"
     by_seed = results.get(row["stream"], {}).get("learners", {}).get(learner, {})
-    values = [METRICS[metric](entry) for entry in by_seed.values()]
+    if metric == "identified":
+        values = [statistics.fmean(tasks) for tasks in results[row["stream"]]["identification"].values()]
+    elif metric == "AP_without_identity":
+        values = [entry["ap_without_identity"] for entry in by_seed.values()]
+    else:
+        values = [METRICS[metric](entry) for entry in by_seed.values()]
     printed = published.find(published.paper_stream(row["stream"]), learner, metric)
     assert row["published"] == ("" if printed is None else str(printed.value)), where
     assert int(row["n_seeds"]) == len(values), where

@@ -1,0 +1,1 @@
+"""What was learned, put to use: predict, ask what would become of a new task, export."""
