@@ -14,27 +14,33 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro status preset lint test test-fast test-avx2 test-exhaustive ui device
+.PHONY: git-checkout help install repro status preset lint test test-fast test-avx2 test-exhaustive ui device
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create the environment in .venv from requirements.lock
 
-repro: $(STAMP) ## run the pipeline on params.yaml: all tables and figures (dvc repro)
+repro: git-checkout $(STAMP) ## run the pipeline on params.yaml: all tables and figures (dvc repro)
 	dvc repro
 
-status: $(STAMP) ## say what `dvc repro` would run, data sets that changed or are missing included
+status: git-checkout $(STAMP) ## say what `dvc repro` would run, data sets that changed or are missing included
 	python -m pipeline.fingerprints
 	dvc status
 
-preset: $(STAMP) ## copy presets/$(P).yaml to params.yaml, then run: make preset P=paper
+preset: git-checkout $(STAMP) ## copy presets/$(P).yaml to params.yaml, then run: make preset P=paper
 	@for known in presets/*.yaml; do ! cmp -s $$known params.yaml || exit 0; done; \
 	git show HEAD:./params.yaml 2>/dev/null | cmp -s - params.yaml || [ ! -e params.yaml ] || [ "$(FORCE)" = 1 ] || \
 	{ echo "params.yaml has edits that are neither committed nor a preset; commit them, or give them up with:" \
 	"make preset P=$(P) FORCE=1" >&2; exit 1; }
 	cp presets/$(P).yaml params.yaml
 	dvc repro
+
+# in an unpacked archive DVC says "is not a git repository" and nothing else
+git-checkout:
+	@git rev-parse --git-dir >/dev/null 2>&1 || grep -qs 'no_scm = true' .dvc/config.local || { echo "This folder" \
+	"is no git repository, which DVC needs: git init && git add -A && git commit -m start; or do without experiments" \
+	"and diffs: make install && .venv/bin/dvc config --local core.no_scm true" >&2; exit 1; }
 
 lint: $(STAMP) ## check format, style and types
 	ruff format --check .

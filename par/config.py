@@ -10,6 +10,7 @@ What decides how a learner learns a stream can stand in five layers; each overri
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -26,13 +27,16 @@ from par.schema import (
     Positive,
     Range,
     check_names,
+    check_plain,
     convert,
     override,
     read_yaml,
+    shown,
 )
 
 PAR = "par"  # the method whose variants the ablation runs
 PAPER_ALPHA, PAPER_BETA = 0.5, 0.75  # paper 4.2
+CHECKPOINT_MINUTES = 5.0
 STANDARD_VARIANTS = Path(__file__).with_name("variants.yaml")
 
 Predict = Literal["auto", "full", "ends"]  # see Config.predict
@@ -226,6 +230,7 @@ class Config:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on a GPU with native bfloat16, else float32
     workers: Count = 1
+    checkpoint_minutes: Positive = CHECKPOINT_MINUTES  # at most that often a step in progress saves itself
     # after which steps test images are predicted: after all (full), as far as AP and AF need (ends), or full for chains
     # of up to 20 tasks and ends for longer ones (auto)
     predict: Predict = "auto"
@@ -316,8 +321,15 @@ def standard_variants() -> dict[str, dict[str, Any]]:
 
 
 def resolve_path(path: str | Path) -> Path:
-    """``path``, taken relative to the main checkout: DVC runs temporary experiments in another folder."""
-    return Path(os.environ.get("DVC_ROOT", ".")) / Path(path).expanduser()
+    """``path``, taken relative to the main checkout: DVC runs temporary experiments in another folder.
+
+    Raises:
+        ConfigError: it begins with the home folder of a user who is not there.
+    """
+    try:
+        return Path(os.environ.get("DVC_ROOT", ".")) / Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"The path {str(path)!r} leads nowhere ({error}); write it without ~.") from None
 
 
 def check(config: Config) -> None:
@@ -326,8 +338,16 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: a value that is not allowed.
     """
+    if not re.fullmatch(r"\w[\w.-]*", config.preset):
+        raise ConfigError(f"preset = {shown(config.preset)} names no folder; allowed are letters, digits, _, . and -.")
+    for key in ("methods", "recipes", "variants"):  # what no type says is in there goes into journals as JSON
+        check_plain(getattr(config, key), key)
     for name, block in config.methods.items():
         _check_method_block(name, block)
+    for name, changes in config.variants.items():
+        if not isinstance(changes or {}, Mapping):
+            allowed = ", ".join(VARIANT_KEYS)
+            raise ConfigError(f"variants.{name} = {shown(changes)} is not a block; allowed here: {allowed}.")
     for name in config.ablation.streams:
         if name not in config.streams:
             raise ConfigError(
@@ -355,13 +375,21 @@ def check(config: Config) -> None:
 
 def _check_method_block(name: str, block: Any) -> None:
     if not isinstance(block or {}, Mapping):
-        raise ConfigError(f"methods.{name} = {block!r} is not a block; allowed are the method's hyper-parameters.")
+        raise ConfigError(f"methods.{name} = {shown(block)} is not a block; allowed are its hyper-parameters.")
+    _check_recipe((block or {}).get("recipe"), f"methods.{name}.recipe")
     convert(tuple[str, ...], (block or {}).get("skip") or (), f"methods.{name}.skip")
     special = convert(Mapping[str, Any], (block or {}).get("streams") or {}, f"methods.{name}.streams")
     for stream, changes in special.items():
         where = f"methods.{name}.streams.{stream}"
         if not isinstance(changes, Mapping) or {"skip", "streams"} & set(changes):
-            raise ConfigError(f"{where} = {changes!r} is not allowed; give a block of hyper-parameters and recipe.")
+            raise ConfigError(
+                f"{where} = {shown(changes)} is not allowed; give a block of hyper-parameters and recipe."
+            )
+        _check_recipe(changes.get("recipe"), f"{where}.recipe")
+
+
+def _check_recipe(changes: Any, where: str) -> None:
+    override(Recipe(), changes or {}, where)
 
 
 def _check_variant(config: Config, name: str, changes: Any) -> None:
@@ -370,8 +398,6 @@ def _check_variant(config: Config, name: str, changes: Any) -> None:
         raise ConfigError(
             f"variants.{name} is no usable name; allowed are a-z, 0-9, _ and no name of a method or of a sweep's point."
         )
-    if not isinstance(changes, Mapping):
-        raise ConfigError(f"variants.{name} = {changes!r} is not a block; allowed here: {', '.join(VARIANT_KEYS)}.")
     for key in changes:
         if key not in VARIANT_KEYS:
             raise ConfigError(f"variants.{name}.{key} cannot vary; allowed here: {', '.join(VARIANT_KEYS)}.")

@@ -27,7 +27,7 @@ import numpy as np
 from par.seeding import numpy_generator
 
 RESAMPLES = 10_000
-COSTS = ("n_params", "n_state", "n_experts", "n_cells_searched", "seconds", "seconds_search", "epochs")
+COSTS = ("n_params", "n_state", "n_experts", "n_cells_searched", "epochs")
 
 
 def accuracy_matrix(
@@ -137,8 +137,8 @@ def evaluate_learner(
     Args:
         predictions, labels, chains: see :func:`accuracy_matrix`.
         costs: what :data:`COSTS` names, copied into the entry: parameters and other stored numbers (counts), experts,
-            cells searched, seconds of training and, apart from them, of searching, epochs trained; further keys are
-            copied too.
+            cells searched, epochs trained; further keys are copied too. No wall-clock times: equal runs have equal
+            entries.
         names: name of the bootstrap's random stream, such as ``(stream, learner, seed)``.
 
     Raises:

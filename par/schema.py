@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -26,8 +27,24 @@ Schema = TypeVar("Schema", bound="DataclassInstance")
 NAME_PATTERN = re.compile(r"[a-z0-9_]+")
 
 
+MAX_VALUES = 100_000  # in a YAML file, aliases counted as often as they are used
+MAX_MESSAGE = 1000  # characters
+
+
 class ConfigError(ValueError):
-    """A value of params.yaml (or of a definition) that cannot be used; the message says which, where and why."""
+    """A value of params.yaml (or of a definition) that cannot be used; the message says which, where and why.
+
+    The message is one line, of a long one the beginning: it may quote any file.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(bounded(message))
+
+
+def bounded(message: str) -> str:
+    """A message on one line, cut after MAX_MESSAGE characters."""
+    line = " ".join(message.split())
+    return line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]} ..."
 
 
 @dataclass(frozen=True)
@@ -62,17 +79,50 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML 1.2 file.
 
     Raises:
-        ConfigError: no such file, no valid YAML, or no mapping at its top.
+        ConfigError: no such file, no valid YAML, no mapping at its top, or no end to its values.
     """
     try:
         content = YAML(typ="safe").load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; copy one of presets/*.yaml there.") from None
-    except YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); make it a readable file.") from None
+    except (YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, a date in month 13, ...
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds {type(content).__name__}, allowed is a mapping of keys to values.")
+    _check_size(content, path)
     return content
+
+
+def _check_size(content: Any, path: str | Path) -> None:
+    """An end to what is in the file: by aliases a short one can hold itself, or more than memory does."""
+    pending, n_values = [content], 0
+    while pending:
+        value = pending.pop()
+        n_values += 1
+        if n_values > MAX_VALUES:
+            raise ConfigError(f"{path} holds more than {MAX_VALUES:,} values; write out its aliases (*name).")
+        if isinstance(value, (dict, list)):
+            pending += value.values() if isinstance(value, dict) else value
+
+
+def check_plain(value: Any, where: str) -> None:
+    """Nothing but what JSON has too: YAML makes dates, binary data and names that are no texts of what is not quoted.
+
+    Raises:
+        ConfigError: something else.
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ConfigError(f"{where}: the name {shown(key)} is no text to YAML; put it in quotes.")
+            check_plain(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            check_plain(item, f"{where}[{position}]")
+    elif not isinstance(value, (str, int, float, types.NoneType)):
+        raise ConfigError(f"{where} = {shown(value)} is no text to YAML; put it in quotes.")
 
 
 def parse(schema: type[Schema], raw: Any, where: str = "") -> Schema:
@@ -83,11 +133,12 @@ def parse(schema: type[Schema], raw: Any, where: str = "") -> Schema:
     """
     raw = {} if raw is None else raw
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"{where} is {raw!r}, allowed is a block with the keys {_keys(schema)}.")
+        raise ConfigError(f"{where} is {shown(raw)}, allowed is a block with the keys {_keys(schema)}.")
     hints = typing.get_type_hints(schema, include_extras=True)
     for key in raw:
         if key not in hints:
-            raise ConfigError(f"{_join(where, key)} = {raw[key]!r} is not a known key; allowed here: {_keys(schema)}.")
+            allowed = _keys(schema)
+            raise ConfigError(f"{_join(where, key)} = {shown(raw[key])} is not a known key; allowed here: {allowed}.")
     for item in dataclasses.fields(schema):
         optional = item.default is not dataclasses.MISSING or item.default_factory is not dataclasses.MISSING
         if item.name not in raw and not optional:
@@ -102,19 +153,29 @@ def override(instance: Schema, changes: Mapping[str, Any], where: str) -> Schema
         ConfigError: a key or value that the schema does not allow.
     """
     if not isinstance(changes, Mapping):
-        raise ConfigError(f"{where} is {changes!r}, allowed is a block with the keys {_keys(type(instance))}.")
+        raise ConfigError(f"{where} is {shown(changes)}, allowed is a block with the keys {_keys(type(instance))}.")
     hints = typing.get_type_hints(type(instance), include_extras=True)
     values = {}
     for key, value in changes.items():
         if key not in hints:
             allowed = _keys(type(instance))
-            raise ConfigError(f"{_join(where, key)} = {value!r} is not a known key; allowed here: {allowed}.")
+            raise ConfigError(f"{_join(where, key)} = {shown(value)} is not a known key; allowed here: {allowed}.")
         current = getattr(instance, key)
         if dataclasses.is_dataclass(current) and not isinstance(current, type):
             values[key] = override(current, value, _join(where, key))
         else:
             values[key] = convert(hints[key], value, _join(where, key))
     return dataclasses.replace(instance, **values)
+
+
+def shown(value: Any) -> str:
+    """``repr`` of a value from a file, cut where it is long or deep."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 3, 8, 20, 20
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 
 
 def to_plain(value: Any) -> Any:
@@ -136,7 +197,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if origin is Annotated:
         converted = convert(arguments[0], value, where)
         if converted not in arguments[1]:
-            raise ConfigError(f"{where} = {value!r} is out of range; allowed is a number {arguments[1]}.")
+            raise ConfigError(f"{where} = {shown(value)} is out of range; allowed is a number {arguments[1]}.")
         return converted
     if origin in (types.UnionType, typing.Union):
         if value is None and types.NoneType in arguments:
@@ -144,17 +205,21 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return convert(arguments[0], value, where)
     if origin is Literal:
         if value not in arguments or isinstance(value, bool) != isinstance(arguments[0], bool):
-            raise ConfigError(f"{where} = {value!r} is not allowed; choose one of {', '.join(map(str, arguments))}.")
+            raise ConfigError(
+                f"{where} = {shown(value)} is not allowed; choose one of {', '.join(map(str, arguments))}."
+            )
         return value
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{where} = {value!r} is not a list; allowed is a list of {_describe(arguments[0])}.")
+            raise ConfigError(
+                f"{where} = {shown(value)} is not a list; allowed is a list of {_describe(arguments[0])}."
+            )
         return tuple(convert(arguments[0], item, f"{where}[{position}]") for position, item in enumerate(value))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return parse(hint, value, where)
     if origin is Mapping:
         if value is not None and not isinstance(value, Mapping):
-            raise ConfigError(f"{where} = {value!r} is not a block; allowed is a mapping of names to blocks.")
+            raise ConfigError(f"{where} = {shown(value)} is not a block; allowed is a mapping of names to blocks.")
         return dict(value or {})
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is float and is_number and value == value:
@@ -163,7 +228,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is str and not isinstance(value, (Mapping, list, types.NoneType)):
         raise ConfigError(f"{where} = {value} is no text to YAML; put it in quotes.")
-    raise ConfigError(f"{where} = {value!r} has the wrong type; allowed is {_describe(hint)}.")
+    raise ConfigError(f"{where} = {shown(value)} has the wrong type; allowed is {_describe(hint)}.")
 
 
 def _describe(hint: Any) -> str:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from par.config import Config, resolve_path
 from par.device import card_of, resolve_device
-from par.files import read_json, write_atomically, write_csv, write_json
-from par.relatedness.plan import plan_from_json
+from par.files import write_atomically, write_csv, write_json
+from par.relatedness.plan import read_plan
 from par.settings import resolve
 from par.steps.search_job import SearchJob
 from par.steps.store import DEFAULT_FOLDER, Store
 from par.steps.workers import run_jobs
 from par.streams import load_stream
 from par.training.precision import resolve_precision
-from pipeline.stage import CELLS, PLANS, STREAMS, check_outcome, run_stage
+from pipeline.stage import CELLS, PLANS, SEARCH_SECONDS, STREAMS, check_outcome, run_stage, untimed
 from pipeline.tracking import Run
 
 
 def main(config: Config, stream: str, run: Run) -> None:
-    """Write ``cells/<stream>/<variant>/<seed>/<task>.json`` (genotype, seconds) and ``.csv`` (the course)."""
+    """Write ``cells/<stream>/<variant>/<seed>/<task>.json`` (genotype) and ``.csv`` (the course of the search), and
+    ``seconds/search/<stream>.json``."""
     store = Store(resolve_path(DEFAULT_FOLDER))
     jobs = jobs_of(config, stream)
     distinct = {job.key: job for job in jobs.values()}  # variants share searches
@@ -31,18 +33,25 @@ def main(config: Config, stream: str, run: Run) -> None:
     outcome = run_jobs(on_cards, store, config.workers, f"search {stream}")
     check_outcome(outcome, run)
 
+    seconds: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in config.par_learners(stream)}
+
     def write(draft: Path) -> None:
         draft.mkdir()
         for (name, seed, task), job in jobs.items():
             entry = store.existing(job.key)
+            epochs, history = untimed(entry["history"])
+            clock = {"seconds": entry["seconds"], "epochs": epochs}
+            seconds[name].setdefault(str(seed), {})[str(task)] = clock
             base = draft / name / str(seed) / str(task)
-            write_json(base.with_suffix(".json"), {"genotype": entry["genotype"], "seconds": entry["seconds"]})
-            if entry["history"]:
-                write_csv(base.with_suffix(".csv"), list(entry["history"][0]), entry["history"])
+            write_json(base.with_suffix(".json"), {"genotype": entry["genotype"]})
+            if history:
+                write_csv(base.with_suffix(".csv"), list(history[0]), history)
                 run.curve(f"{name}/seed{seed}/task{task}", entry["history"])
 
     write_atomically(CELLS / stream, write)
+    write_json(SEARCH_SECONDS / f"{stream}.json", seconds)
     run.artifact(CELLS / stream)
+    run.artifact(SEARCH_SECONDS / f"{stream}.json")
 
 
 def jobs_of(config: Config, stream: str) -> dict[tuple[str, int, int], SearchJob]:
@@ -53,7 +62,7 @@ def jobs_of(config: Config, stream: str) -> dict[tuple[str, int, int], SearchJob
 
 def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
     """The searches that a variant's plan asks for."""
-    plan = plan_from_json(read_json(PLANS / stream / f"{variant}.json"))
+    plan = read_plan(PLANS / stream / f"{variant}.json")
     settings, device = resolve(config, stream, variant), resolve_device(config.device)
     precision = resolve_precision(config.precision, device)
     jobs = []
@@ -63,7 +72,8 @@ def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
         for decision in plan[seed]:
             if decision.decision == "search":
                 n_train = tasks[decision.task].counts["train"]
-                jobs.append(SearchJob(settings, directory, seed, decision.task, n_train, device, precision))
+                minutes = config.checkpoint_minutes
+                jobs.append(SearchJob(settings, directory, seed, decision.task, n_train, device, minutes, precision))
     return jobs
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
+import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from par.config import Config
+from par.config import Config, resolve_path
 from par.files import in_words
 from par.operating_system import SIGINT_EXIT, SIGTERM_EXIT
 from par.schema import ConfigError
@@ -31,11 +35,21 @@ DISTANCES = Path("distances")
 CELLS = Path("cells")
 RUNS = Path("runs")
 RESULTS = Path("results")
+# Wall-clock times stand apart from what is computed: equal runs are equal files beside them.
+SEARCH_SECONDS = Path("seconds/search")
+TRAIN_SECONDS = Path("seconds/train")
 REPORTS = Path("reports")
 
 
 class StageError(RuntimeError):
     """A stage that cannot finish, in words for the user."""
+
+
+def untimed(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[dict[str, Any]]]:
+    """The seconds of every row of a log, and the rows without them."""
+    return [row["seconds"] for row in rows], [
+        {name: value for name, value in row.items() if name != "seconds"} for row in rows
+    ]
 
 
 def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> None:
@@ -71,7 +85,7 @@ def mistakes_in_one_sentence(place: str) -> Iterator[None]:
     try:
         yield
     except (ConfigError, SourceError, StageError) as error:
-        print(f"{place}: {error}", file=sys.stderr)
+        print(f"{place}: {error}{_how_to_undo(error)}", file=sys.stderr)
         raise SystemExit(1) from None
     except OSError as error:
         print(f"{place}: {in_words(error)}", file=sys.stderr)
@@ -90,6 +104,21 @@ def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _how_to_undo(error: Exception) -> str:
+    """How to take back a value of params.yaml that is refused: ``dvc exp run -S`` leaves it in the file.
+
+    Nothing where the file is as committed, or in the temporary checkout of ``dvc exp run --temp``.
+    """
+    place = re.split(r"\W", str(error), maxsplit=1)[0]
+    of_params = place in {"params", *(field.name for field in dataclasses.fields(Config))}
+    if not of_params or not shutil.which("git") or resolve_path(".").resolve() != Path.cwd():
+        return ""
+    command = ["git", "diff", "--quiet", "HEAD", "--", "params.yaml"]
+    if subprocess.run(command, capture_output=True).returncode != 1:
+        return ""
+    return " params.yaml keeps what an experiment's -S or an edit wrote; to take it back: git checkout params.yaml"
 
 
 def check_outcome(outcome: Outcome, run: tracking.Run) -> None:

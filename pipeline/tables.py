@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,21 @@ from PIL import Image
 from par.config import PAR, Config
 from par.files import read_json
 from par.reporting.report import Inputs, render
+from par.reporting.scores import with_seconds
+from par.schema import NAME_PATTERN, read_yaml
 from par.streams import Stream, load_stream
 from par.streams.show import contact_sheet
-from pipeline.stage import CELLS, DISTANCES, PLANS, REPORTS, RESULTS, STREAMS, run_tables
+from pipeline.stage import (
+    CELLS,
+    DISTANCES,
+    PLANS,
+    REPORTS,
+    RESULTS,
+    SEARCH_SECONDS,
+    STREAMS,
+    TRAIN_SECONDS,
+    run_tables,
+)
 from pipeline.tracking import Run, git_state
 
 MAX_ROWS = 20  # tasks on a contact sheet
@@ -25,11 +38,36 @@ MAX_ROWS = 20  # tasks on a contact sheet
 
 def main(config: Config, run: Run) -> None:
     """Write ``reports/<preset>/``."""
+    _remove_unlisted(config.streams)
     out = REPORTS / config.preset
     run.parent_metrics(render(out, config, _inputs(config)))
     run.parent_artifact(out)
     run.parent_artifact("params.yaml")
     print(f"Report: {out / 'index.html'}")
+
+
+def _remove_unlisted(listed: Sequence[str]) -> None:
+    """Remove, from the folders that this stage depends on, what streams left that params.yaml no longer lists.
+
+    DVC leaves the outputs of a stage that is no more, and a dependency on a folder counts all that is in it: a clone,
+    which gets the outputs of the listed streams alone, would find this stage changed. Only streams that DVC has run
+    here are concerned (dvc.lock names them); its cache keeps their outputs.
+    """
+    lock = read_yaml("dvc.lock") if Path("dvc.lock").is_file() else {}
+    known = {item for stage in lock.get("stages", {}) for _, _, item in [stage.partition("@")]}
+    for stream in sorted(known - set(listed)):
+        if NAME_PATTERN.fullmatch(stream):
+            outputs = [folder / stream for folder in (CELLS, PLANS, STREAMS)]
+            outputs += [folder / f"{stream}.json" for folder in (RESULTS, SEARCH_SECONDS, TRAIN_SECONDS)]
+            outputs.append(DISTANCES / f"{stream}.csv")
+            left = [path for path in outputs if path.exists()]
+            for path in left:
+                path.unlink() if path.is_file() else shutil.rmtree(path)
+            if left:
+                print(
+                    f"{stream} is no longer listed in params.yaml: removed {', '.join(map(str, left))}. DVC's cache "
+                    "keeps them; list the stream again, and dvc repro brings them back."
+                )
 
 
 def _inputs(config: Config) -> Inputs:
@@ -38,14 +76,22 @@ def _inputs(config: Config) -> Inputs:
         stream: {seed: load_stream(STREAMS / stream / str(seed)) for seed in config.seeds} for stream in config.streams
     }
     commit, dirty = git_state()
+    trained, searched = (
+        {stream: read_json(folder / f"{stream}.json") for stream in config.streams}
+        for folder in (TRAIN_SECONDS, SEARCH_SECONDS)
+    )
     return Inputs(
-        results={stream: read_json(RESULTS / f"{stream}.json") for stream in config.streams},
+        results={
+            stream: with_seconds(read_json(RESULTS / f"{stream}.json"), trained[stream], searched[stream])
+            for stream in config.streams
+        },
         plans={
             stream: {name: read_json(PLANS / stream / f"{name}.json") for name in (PAR, *config.variants_on(stream))}
             for stream in config.streams
         },
         distances={stream: pd.read_csv(DISTANCES / f"{stream}.csv") for stream in config.streams},
         cells={stream: _by_search(CELLS / stream, ".json", read_json) for stream in config.streams},
+        search_seconds=searched,
         histories={stream: _by_search(CELLS / stream, ".csv", pd.read_csv) for stream in config.streams},
         sheets={stream: _sheet(of_seed[config.seeds[0]]) for stream, of_seed in built.items()},
         digests={stream: {str(seed): one.digest for seed, one in of_seed.items()} for stream, of_seed in built.items()},

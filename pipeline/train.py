@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from par.config import PAR, Config, LearnerSettings, Predict, resolve_path
+from par.cells.genotype import from_json
+from par.config import PAR, Config, LearnerSettings, resolve_path
 from par.device import card_of, hardware, resolve_device
 from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
-from par.relatedness.plan import chains, plan_from_json
+from par.relatedness.plan import chains, read_plan
 from par.settings import resolve
 from par.steps.chain_job import ChainJob, ChainTask, assemble, plan_chains
 from par.steps.store import DEFAULT_FOLDER, Store
 from par.steps.workers import run_jobs
 from par.streams import load_stream
-from par.training.precision import Precision, resolve_precision
-from pipeline.stage import CELLS, PLANS, RUNS, STREAMS, check_outcome, run_stage
+from par.training.precision import resolve_precision
+from pipeline.stage import CELLS, PLANS, RUNS, STREAMS, TRAIN_SECONDS, StageError, check_outcome, run_stage, untimed
 from pipeline.tracking import Run
 
 
 def main(config: Config, stream: str, run: Run) -> None:
-    """Write ``runs/<stream>/<learner>/<seed>/`` (contract in README, section Architecture) and ``hardware.json``."""
+    """Write ``runs/<stream>/<learner>/<seed>/`` (contract in README, section Architecture), ``hardware.json`` and
+    ``seconds/train/<stream>.json``."""
     store, device = Store(resolve_path(DEFAULT_FOLDER)), resolve_device(config.device)
     jobs = jobs_of(config, stream, device)
     distinct = {job.step_keys()[-1]: job for chain in jobs.values() for job in chain}  # variants share chains
@@ -31,31 +34,32 @@ def main(config: Config, stream: str, run: Run) -> None:
     outcome = run_jobs(on_cards, store, config.workers, f"train {stream}")
     check_outcome(outcome, run)
 
+    seconds: dict[str, dict[str, Any]] = {learner: {} for learner in config.learners(stream)}
+
     def write(draft: Path) -> None:
         draft.mkdir()
         in_bf16 = resolve_precision(config.precision, device) == "bf16"
         write_json(draft / "hardware.json", {"device": hardware(device) + (", bf16" if in_bf16 else "")})
         for (learner, seed), chain in jobs.items():
             with run.child(f"{learner} seed {seed}") as child:
-                _write_run(draft / learner / str(seed), stream, chain, store, child)
+                clock = _write_run(draft / learner / str(seed), stream, chain, store, child)
+                seconds[learner][str(seed)] = clock
 
     write_atomically(RUNS / stream, write)
+    write_json(TRAIN_SECONDS / f"{stream}.json", seconds)
 
 
 def jobs_of(config: Config, stream: str, device: torch.device) -> dict[tuple[str, int], list[ChainJob]]:
     """The chains of every learner and seed; a wrong hyper-parameter is found before there is a job."""
-    precision = resolve_precision(config.precision, device)
     settings = {learner: resolve(config, stream, learner) for learner in config.learners(stream)}
     return {
-        (learner, seed): _jobs(settings[learner], stream, seed, config.predict, device, precision)
+        (learner, seed): _jobs(settings[learner], stream, seed, config, device)
         for learner in settings
         for seed in config.seeds
     }
 
 
-def _jobs(
-    settings: LearnerSettings, stream: str, seed: int, predict: Predict, device: torch.device, precision: Precision
-) -> list[ChainJob]:
+def _jobs(settings: LearnerSettings, stream: str, seed: int, config: Config, device: torch.device) -> list[ChainJob]:
     """The chains of one learner and seed."""
     directory = STREAMS / stream / str(seed)
     tasks = load_stream(directory).tasks
@@ -67,9 +71,10 @@ def _jobs(
             seed=seed,
             chain=tuple(chain),
             sizes=tuple(tasks[planned.index].counts["train"] for planned in chain),
-            predict=predict,
+            predict=config.predict,
             device=device,
-            precision=precision,
+            precision=resolve_precision(config.precision, device),
+            checkpoint_minutes=config.checkpoint_minutes,
         )
         for chain in plan_chains(settings.method, len(tasks), routed)
     ]
@@ -77,52 +82,59 @@ def _jobs(
 
 def _routed(stream: str, variant: str, seed: int) -> list[list[ChainTask]]:
     """The groups of a variant's plan, each task with the cell of its group's expert."""
-    decisions = plan_from_json(read_json(PLANS / stream / f"{variant}.json"))[seed]
+    decisions = read_plan(PLANS / stream / f"{variant}.json")[seed]
     cells = CELLS / stream / variant / str(seed)
-    genotypes = {
-        decision.cell_from: read_json(cells / f"{decision.cell_from}.json")["genotype"] for decision in decisions
-    }
+    genotypes = {decision.cell_from: _genotype(cells / f"{decision.cell_from}.json") for decision in decisions}
     return [
         [ChainTask(task, genotypes[decisions[task].cell_from], decisions[task].head_only) for task in group]
         for group in chains(decisions)
     ]
 
 
-def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, child: Run) -> None:
-    """One learner and seed: predictions.npz, model.pt, log.csv, steps.json; and its MLflow run."""
+def _genotype(path: Path) -> dict[str, list[Any]]:
+    """The genotype, as JSON has it, in a file of the stage ``search``."""
+    try:
+        return from_json(read_json(path)["genotype"]).to_json()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise StageError(f"{path} holds no genotype ({error}); run the stage search again.") from None
+
+
+def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, child: Run) -> dict[str, Any]:
+    """One learner and seed: predictions.npz, model.pt, log.csv, steps.json; and its MLflow run.
+
+    Returns its wall-clock seconds: of every step by task, and of the epochs of its log.
+    """
     found, job, settings = assemble(jobs, store), jobs[0], jobs[0].settings
-    n_searches, seconds_search = _searches(stream, job) if settings.method == PAR else (0, 0.0)
+    seconds = {str(step["task"]): step.pop("seconds") for step in found.steps}
+    epochs, log = untimed(found.log)
     steps = {
         "chains": [[planned.index for planned in one.chain] for one in jobs],
         "steps": found.steps,
         "n_params": found.steps[-1]["n_params"],
         "n_state": found.steps[-1]["n_state"],
         "n_experts": len(jobs),
-        "n_cells_searched": n_searches,
-        "seconds": sum(step["seconds"] for step in found.steps),
-        "seconds_search": seconds_search,
+        "n_cells_searched": _n_searches(stream, job) if settings.method == PAR else 0,
         "epochs": sum(step["epochs"] for step in found.steps),
     }
     write_npz(folder / "predictions.npz", found.predictions)
     write_tensors(folder / "model.pt", found.models)
-    write_csv(folder / "log.csv", list(found.log[0]), found.log)
+    write_csv(folder / "log.csv", list(log[0]), log)
     write_json(folder / "steps.json", steps)
-    numbers = ("n_params", "n_state", "n_experts", "n_cells_searched", "seconds", "seconds_search")
+    numbers = ("n_params", "n_state", "n_experts", "n_cells_searched")
     child.params({"learner": settings.learner, "method": settings.method, "seed": job.seed, "stream": stream})
-    child.metrics({name: steps[name] for name in numbers})
+    child.metrics({name: steps[name] for name in numbers} | {"seconds": sum(seconds.values())})
     for step in found.steps:
         rows = [row for row in found.log if row["task"] == step["task"]]
         child.curve(f"task{step['task']}", [{k: v for k, v in row.items() if k != "task"} for row in rows])
         child.metrics({"valid_accuracy": step["valid_accuracy"]}, step=step["task"])
     child.artifact(folder / "steps.json")
     child.artifact(folder / "log.csv")
+    return {"steps": seconds, "epochs": epochs}
 
 
-def _searches(stream: str, job: ChainJob) -> tuple[int, float]:
-    """Searches behind a run of PAR, fixed and random cells not counted, and their seconds."""
-    folder = CELLS / stream / job.settings.learner / str(job.seed)
-    seconds = sum(read_json(path)["seconds"] for path in sorted(folder.glob("*.json")))
-    return len(list(folder.glob("*.csv"))), seconds
+def _n_searches(stream: str, job: ChainJob) -> int:
+    """Searches behind a run of PAR; fixed and random cells do not count."""
+    return len(list((CELLS / stream / job.settings.learner / str(job.seed)).glob("*.csv")))
 
 
 if __name__ == "__main__":

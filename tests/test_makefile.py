@@ -1,4 +1,4 @@
-"""``make preset`` on a copy of the Makefile, beside an environment that counts as installed."""
+"""``make preset`` and ``make repro`` on a copy of the Makefile, beside an environment that counts as installed."""
 
 from __future__ import annotations
 
@@ -38,10 +38,13 @@ def commit(folder: Path) -> None:
 
 
 def preset(folder: Path, *variables: str) -> subprocess.CompletedProcess[str]:
+    return make(folder, "preset", *variables)
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(
-        ["make", "preset", *variables], cwd=folder, env=clean, capture_output=True, text=True, check=False
-    )
+    clean["GIT_CEILING_DIRECTORIES"] = str(folder.parent)
+    return subprocess.run(["make", *arguments], cwd=folder, env=clean, capture_output=True, text=True, check=False)
 
 
 def params(folder: Path) -> str:
@@ -71,9 +74,23 @@ def test_a_committed_edit_is_not_lost(checkout):
     assert preset(checkout, "P=cifar").returncode == 0 and params(checkout) == "preset: cifar\n"
 
 
-def test_without_params_or_git_a_preset_is_copied(checkout):
-    shutil.rmtree(checkout / ".git")
+def test_without_params_a_preset_is_copied(checkout):
     (checkout / "params.yaml").unlink()
+    run(checkout, "git", "rm", "--cached", "-q", "params.yaml")
     assert preset(checkout, "P=cifar").returncode == 0 and params(checkout) == "preset: cifar\n"
     (checkout / "params.yaml").write_text(EDITED)
     assert preset(checkout, "P=demo").returncode != 0 and params(checkout) == EDITED
+
+
+def test_an_archive_without_git_is_told_what_to_do_before_anything_is_done(checkout):
+    shutil.rmtree(checkout / ".git")
+    (checkout / ".venv/.installed").unlink()  # not even the environment is made
+    for target in ("preset", "repro"):
+        refused = make(checkout, target, "P=cifar")
+        assert refused.returncode != 0 and refused.stdout == "" and not (checkout / ".venv/.installed").exists()
+        assert "git init && git add -A && git commit" in refused.stderr.splitlines()[0]
+        assert params(checkout) == "preset: demo\n"
+    (checkout / ".venv/.installed").touch()
+    (checkout / ".dvc").mkdir()
+    (checkout / ".dvc/config.local").write_text("[core]\n    no_scm = true\n")  # what `dvc config` writes
+    assert "dvc was told: repro" in make(checkout, "repro").stdout

@@ -9,7 +9,7 @@ order of ``EDGES``), operation (6, in the order of ``OPERATIONS``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,6 +54,12 @@ class Update(Protocol):
     def genotype(self) -> Genotype:
         """The best cell so far."""
 
+    def state(self) -> dict[str, Any]:
+        """All that it has learned, as plain data and tensors."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state`."""
+
 
 class Mdl:
     """The paper's update as released: probabilities that win or lose ``step`` by comparing operations pairwise.
@@ -84,6 +90,13 @@ class Mdl:
 
     def genotype(self) -> Genotype:
         return best_genotype(self._probabilities)
+
+    def state(self) -> dict[str, Any]:
+        arrays = self._probabilities, self._count, self._latest
+        return {"arrays": [torch.from_numpy(array) for array in arrays]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._probabilities, self._count, self._latest = (array.numpy() for array in state["arrays"])
 
 
 class Advantage:
@@ -130,6 +143,14 @@ class Advantage:
 
     def genotype(self) -> Genotype:
         return best_genotype(self.values())
+
+    def state(self) -> dict[str, Any]:
+        arrays = [torch.from_numpy(array) for array in (self._count, self._sum)]
+        return {"arrays": arrays, "average": self._average, "squares": self._squares}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._count, self._sum = (array.numpy() for array in state["arrays"])
+        self._average, self._squares = state["average"], state["squares"]
 
 
 def sample(probabilities: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -195,6 +216,18 @@ class CellSearch(trainer.Trainable):
     def end_epoch(self, epoch: int, valid_accuracy: float) -> None:
         self.updates.update(self.choice, valid_accuracy)
 
+    def step_state(self) -> dict[str, Any]:
+        return {
+            "updates": self.updates.state(),
+            "generator": self.generator.bit_generator.state,
+            "draws": self.draws,
+        }
+
+    def load_step_state(self, state: Mapping[str, Any]) -> None:
+        self.updates.load_state(state["updates"])
+        self.generator.bit_generator.state = state["generator"]
+        self.draws = state["draws"]
+
 
 def search_cell(
     train: Images,
@@ -204,6 +237,7 @@ def search_cell(
     recipe: Recipe,
     key: str,
     progress: Callable[[int], None] | None = None,
+    checkpoint: trainer.Checkpoint | None = None,
 ) -> SearchResult:
     """Search a cell for one task, on its training data alone.
 
@@ -217,6 +251,7 @@ def search_cell(
         recipe: of the task; the search takes its batch size, momentum and weight decay.
         key: name of the random streams.
         progress: called with the number of images of each training batch.
+        checkpoint: where the search saves itself, and from where a killed one goes on.
     """
     generator = seeding.numpy_generator(key, "operations")
     if search.update == "fixed":
@@ -240,7 +275,15 @@ def search_cell(
         patience=None,
         clip_norm=search.clip_norm,
     )
-    log = trainer.fit(model, *halves, search_recipe, f"{key}/search", keep_best=False, progress=progress)
+    log = trainer.fit(
+        model,
+        *halves,
+        search_recipe,
+        f"{key}/search",
+        keep_best=False,
+        progress=progress,
+        checkpoint=checkpoint,
+    )
     history = []
     for row, draw in zip(log, model.draws, strict=True):
         epoch = {("accuracy" if name == "valid_accuracy" else name): value for name, value in row.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,13 @@ class Search(trainer.Trainable):
             alpha.grad = gradient
         self.optimizer.step()
         return self.objective(batch.images, batch.labels)
+
+    def step_state(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state()}
+
+    def load_step_state(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         size = torch.stack([layer.size() for layer in self.layers]).sum()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -204,10 +204,16 @@ class Lmc(Modular):
     def _project(self, task: LearningTask, step: Step, layer: int) -> None:
         if self.hyper.projection_epochs == 0:
             return
-        self._projected = layer
-        recipe = dataclasses.replace(step.recipe, epochs=self.hyper.projection_epochs, patience=None)
-        step.fit(self, task, f"projection of layer {layer}", recipe)
-        self._projected = None
+        purpose, own = f"projection of layer {layer}", self.own(task.id)
+
+        def compute() -> dict[str, Tensor]:
+            self._projected = layer
+            recipe = dataclasses.replace(step.recipe, epochs=self.hyper.projection_epochs, patience=None)
+            step.fit(self, task, purpose, recipe)
+            self._projected = None
+            return {name: value.detach().cpu().clone() for name, value in own.state_dict().items()}
+
+        own.load_state_dict(step.remember(purpose, compute))
 
     def modules_to_train(self) -> list[nn.Module]:
         if self._projected is None:
@@ -225,6 +231,15 @@ class Lmc(Modular):
             losses = [losses[layer][:, -1] for layer in self.tasks[-1]["fresh"]]
         structural = sum(layer_losses.mean() for layer_losses in losses)
         return cross_entropy(logits, batch.labels) + self.hyper.structural_weight * structural
+
+    def step_state(self) -> dict[str, Any]:
+        return {"running_losses": self.part(self.current.id, TaskParts).running_losses()}
+
+    def load_step_state(self, state: Mapping[str, Any]) -> None:
+        """Needed in a projection phase, which trains but one module and sees the losses of all."""
+        mine = self.part(self.current.id, TaskParts).running_losses()
+        for running, saved in zip(mine, state["running_losses"], strict=True):
+            running.copy_(saved)
 
     def n_state(self) -> int:
         """Mean and standard deviation of every module's structural loss, and every task's running means."""

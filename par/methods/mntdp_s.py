@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,14 @@ class MntdpS(Mntdp):
         self.sampler.logits.grad = gradient
         self._path_optimizer.step()
         return losses.mean()
+
+    def step_state(self) -> dict[str, Any]:
+        """Without whether the path is fixed, which :meth:`start_epoch` finds anew: its logits stay as they were."""
+        return {"optimizer": self._path_optimizer.state_dict(), "generator": self._generator.get_state()}
+
+    def load_step_state(self, state: Mapping[str, Any]) -> None:
+        self._path_optimizer.load_state_dict(state["optimizer"])
+        self._generator.set_state(state["generator"])
 
     def predict(self, images: Tensor) -> Tensor:
         path = owners(self.sampler.best(), self.current.id, self._source)

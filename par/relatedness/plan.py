@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from par.schema import parse, to_plain
+from par.files import read_json
+from par.schema import ConfigError, parse, shown, to_plain
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,54 @@ def plan_to_json(
     }
 
 
-def plan_from_json(plan: Mapping[str, Any]) -> dict[int, list[Decision]]:
+def read_plan(path: str | Path) -> dict[int, list[Decision]]:
+    """Decisions by seed in a file of the stage ``route``.
+
+    Raises:
+        ConfigError: the file cannot be read, or see :func:`plan_from_json`.
+    """
+    try:
+        plan = read_json(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no readable JSON ({error}); run the stage route again.") from None
+    return plan_from_json(plan)
+
+
+def plan_from_json(plan: Any) -> dict[int, list[Decision]]:
     """Decisions by seed.
 
     Raises:
-        ConfigError: an entry lacks a field, has an unknown one or one of the wrong type.
+        ConfigError: something is missing, unknown or of the wrong type, or the decisions do not fit together.
     """
-    return {
-        int(seed): [
-            parse(Decision, raw, f"plan {plan['stream']}/{plan['variant']}, seed {seed}, task {position}")
-            for position, raw in enumerate(content["tasks"])
-        ]
-        for seed, content in plan["seeds"].items()
-    }
+    if not isinstance(plan, Mapping) or not isinstance(plan.get("seeds"), Mapping):
+        raise ConfigError(f"The plan is {shown(plan)}, allowed is a mapping with tasks by seed under 'seeds'.")
+    where = f"plan {plan.get('stream')}/{plan.get('variant')}"
+    decisions = {}
+    for seed, content in plan["seeds"].items():
+        place = f"{where}, seed {seed}"
+        raw = content.get("tasks") if isinstance(content, Mapping) else None
+        if not str(seed).isdecimal() or not isinstance(raw, list) or not raw:
+            raise ConfigError(f"{place} is {shown(content)}, allowed is a whole number with a list of 'tasks'.")
+        tasks = [parse(Decision, one, f"{place}, task {position}") for position, one in enumerate(raw)]
+        _check_decisions(tasks, place)
+        decisions[int(seed)] = tasks
+    return decisions
+
+
+def _check_decisions(decisions: Sequence[Decision], place: str) -> None:
+    """Tasks in order, groups numbered as they are created, and every cell searched before it is used."""
+    cells: dict[int, int] = {}  # of each group's expert: the task whose search gave its cell
+    for position, decision in enumerate(decisions):
+        where = f"{place}, task {position}"
+        if decision.task != position:
+            raise ConfigError(f"{where}.task = {decision.task}, allowed is its position in the list.")
+        if decision.group not in range(len(cells) + 1):
+            raise ConfigError(f"{where}.group = {decision.group}, allowed is 0 to {len(cells)}, the next new group.")
+        is_new = decision.group == len(cells)
+        if is_new == (decision.decision == "join"):
+            raise ConfigError(f"{where}: decision {decision.decision!r} does not go with group {decision.group}.")
+        allowed = {"search": {position}, "reuse_cell": set(cells.values())}.get(decision.decision)
+        if decision.cell_from not in (allowed if allowed is not None else {cells[decision.group]}):
+            raise ConfigError(f"{where}.cell_from = {decision.cell_from}, which is no cell that it could have.")
+        if is_new:
+            cells[decision.group] = decision.cell_from

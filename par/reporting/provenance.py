@@ -19,15 +19,15 @@ def stamp(
     streams: Iterable[str],
     results: Mapping[str, Any],
     plans: Mapping[str, Mapping[str, Any]],
-    cells: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]],
+    search_seconds: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]],
     digests: Mapping[str, Mapping[str, str]],
     provenance: Mapping[str, Any],
 ) -> dict[str, str]:
     """Where the numbers of ``streams`` come from, as name -> words.
 
     Args:
-        results, plans, cells, digests, provenance: see :class:`par.reporting.report.Inputs`; the hardware is in the
-            first, the extractor in the second.
+        results, plans, search_seconds, digests, provenance: see :class:`par.reporting.report.Inputs`; the hardware is
+            in the first, the extractor in the second.
     """
     streams = list(streams)
     hardware = dict.fromkeys(results[stream]["hardware"]["device"] for stream in streams if stream in results)
@@ -41,7 +41,7 @@ def stamp(
         "Hardware": f"{'; '.join(hardware)}; {config.workers} workers of one thread" if hardware else "not run",
         "Epochs": _epochs(config, streams),
         "Data": _data(digests, streams),
-        "Time": _time(results, cells, streams),
+        "Time": _time(results, search_seconds, streams),
         "Software": f"Python {provenance['python']}, torch {provenance['torch']}",
     }
 
@@ -118,7 +118,7 @@ def _data(digests: Mapping[str, Mapping[str, str]], streams: Iterable[str]) -> s
     return f"sha256 of the tasks by seed: {'; '.join(known)}" if known else "not built"
 
 
-def _time(results: Mapping[str, Any], cells: Mapping[str, Any], streams: Iterable[str]) -> str:
+def _time(results: Mapping[str, Any], search_seconds: Mapping[str, Any], streams: Iterable[str]) -> str:
     """Wall time of every distinct step and search, as hours."""
     steps, searches = set(), set()
     for stream in streams:
@@ -126,9 +126,9 @@ def _time(results: Mapping[str, Any], cells: Mapping[str, Any], streams: Iterabl
             for seed, entry in by_seed.items():
                 # learners that share a step in the store have the same seconds, to the last bit
                 steps |= {(stream, seed, step["task"], step["seconds"]) for step in entry["steps"]}
-        for by_seed in cells.get(stream, {}).values():
+        for by_seed in search_seconds.get(stream, {}).values():
             for seed, by_task in by_seed.items():
-                searches |= {(stream, seed, task, cell["seconds"]) for task, cell in by_task.items()}
+                searches |= {(stream, seed, task, search["seconds"]) for task, search in by_task.items()}
     training, search = (sum(seconds for *_, seconds in distinct) / 3600 for distinct in (steps, searches))
     return (
         f"{training:.2f} h of training and {search:.2f} h of search: the wall time of every step and search added up, "

@@ -107,6 +107,28 @@ class Score:
         }
 
 
+def with_seconds(result: Mapping[str, Any], trained: Mapping[str, Any], searched: Mapping[str, Any]) -> dict[str, Any]:
+    """A stream's result with the wall-clock seconds that the pipeline keeps apart from it.
+
+    Every entry gains ``seconds`` of training and ``seconds_search`` of its variant's searches, every step ``seconds``.
+
+    Args:
+        result: the content of ``results/<stream>.json``.
+        trained, searched: those of ``seconds/train/<stream>.json`` and ``seconds/search/<stream>.json``.
+    """
+    learners: dict[str, dict[str, Any]] = {}
+    for learner, by_seed in result["learners"].items():
+        for seed, entry in by_seed.items():
+            clock = trained[learner][seed]["steps"]
+            searches = searched.get(learner, {}).get(seed, {}).values()
+            learners.setdefault(learner, {})[seed] = entry | {
+                "seconds": sum(clock.values()),
+                "seconds_search": sum(search["seconds"] for search in searches),
+                "steps": [step | {"seconds": clock[str(step["task"])]} for step in entry["steps"]],
+            }
+    return {**result, "learners": learners}
+
+
 Scores = dict[str, dict[str, Score]]  # learner -> metric -> score, in the order of the table's rows
 
 

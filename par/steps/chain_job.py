@@ -7,7 +7,6 @@ of all of these. Predictions on test images are entries of their own, so that as
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from par.config import LearnerSettings, Predict
+from par.config import CHECKPOINT_MINUTES, LearnerSettings, Predict
 from par.methods import load_method
 from par.methods.bases.method import LearningTask, Method, Step
 from par.schema import to_plain
+from par.steps.checkpoint import RunningStep, forget
 from par.steps.code_digest import PLUMBING, code_digest
 from par.steps.store import Store, entry_key
 from par.streams import Task, load_stream
@@ -58,6 +58,7 @@ class ChainJob:
         directory: the built stream of ``seed``.
         sizes: training images of every task of the chain.
         predict: after which steps test images are predicted, as in params.yaml.
+        checkpoint_minutes: between two saves of a step in progress, as in params.yaml.
     """
 
     settings: LearnerSettings
@@ -67,6 +68,7 @@ class ChainJob:
     sizes: tuple[int, ...]
     predict: Predict
     device: torch.device
+    checkpoint_minutes: float = CHECKPOINT_MINUTES
     precision: Precision = "float32"
 
     @property
@@ -96,6 +98,7 @@ class ChainJob:
                 learner = learner or self.restored(before)
                 learn = partial(self._learn, learner, task, planned, key, store, share.advance)
                 entry, is_new = store.get_or_compute(key, learn)
+            forget(store, key)
             if is_new:
                 computed += 1
             else:
@@ -154,15 +157,17 @@ class ChainJob:
         def remember(part: str, compute: Callable[[], Any]) -> Any:
             return store.get_or_compute(entry_key({"step": key, "part": part}), compute)[0]
 
-        started = time.perf_counter()
+        running = RunningStep(store, key, self.checkpoint_minutes, progress)
         train, valid = (self._images(task, split) for split in ("train", "valid"))
         learning_task = LearningTask(planned.index, task.n_classes, train, valid, planned.genotype, planned.head_only)
         # Streams are named by what is learned, not by the step's key: methods and settings that are compared share
         # their draws, and a refactoring leaves every number as it was.
-        log = learner.learn(learning_task, Step(self.settings.recipe, f"{self.seed}/{task.digest}", progress, remember))
+        names = f"{self.seed}/{task.digest}"
+        step = Step(self.settings.recipe, names, running.advance, remember, running.part)
+        log = learner.learn(learning_task, step)
         info = {
             "task": planned.index,
-            "seconds": time.perf_counter() - started,
+            "seconds": running.seconds(),
             "epochs": len(log),
             "n_params": learner.n_params(),
             "n_state": learner.n_state(),

@@ -25,6 +25,7 @@ PLUMBING = (
     "par.settings",
     "par.steps",
     "par.steps.archive",
+    "par.steps.checkpoint",
     "par.steps.code_digest",
     "par.steps.store",
     "par.steps.worker",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 import torch
 
 from par.cells.search import search_cell
-from par.config import LearnerSettings
+from par.config import CHECKPOINT_MINUTES, LearnerSettings
 from par.schema import to_plain
+from par.steps.checkpoint import RunningStep, forget
 from par.steps.code_digest import PLUMBING, code_digest
 from par.steps.store import Store, entry_key
 from par.streams import load_stream
@@ -24,6 +24,7 @@ from par.training.precision import Precision, policy
 class SearchJob:
     """Search a cell for one task (a :class:`par.steps.workers.Job`); ``directory`` is the built stream of ``seed``.
 
+    ``checkpoint_minutes``, as in params.yaml, lie between two saves of a search in progress.
     The store's entry holds ``genotype`` (JSON of :mod:`par.cells.genotype`), ``history`` (rows) and ``seconds``.
     """
 
@@ -33,6 +34,7 @@ class SearchJob:
     task: int
     n_train: int
     device: torch.device
+    checkpoint_minutes: float = CHECKPOINT_MINUTES
     precision: Precision = "float32"
 
     @property
@@ -64,14 +66,17 @@ class SearchJob:
 
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
         """See :class:`par.steps.workers.Job`."""
+        key = self.key
         with policy(self.device, self.precision):
-            _, is_new = store.get_or_compute(self.key, lambda: self._search(progress))
+            _, is_new = store.get_or_compute(
+                key, lambda: self._search(RunningStep(store, key, self.checkpoint_minutes, progress))
+            )
+        forget(store, key)
         if not is_new:
             progress(self.cost())
         return int(is_new), int(not is_new)
 
-    def _search(self, progress: Callable[[int], None]) -> dict[str, Any]:
-        started = time.perf_counter()
+    def _search(self, running: RunningStep) -> dict[str, Any]:
         task = load_stream(self.directory).tasks[self.task]
         part = task.split("train")
         train = Images(part.images, part.labels, task.mean, task.std, task.augment, self.device)
@@ -82,7 +87,7 @@ class SearchJob:
             self.settings.search,
             self.settings.recipe,
             f"{self.seed}/{task.digest}",
-            progress,
+            running.advance,
+            running.part("search"),
         )
-        seconds = time.perf_counter() - started
-        return {"genotype": result.genotype.to_json(), "history": result.history, "seconds": seconds}
+        return {"genotype": result.genotype.to_json(), "history": result.history, "seconds": running.seconds()}

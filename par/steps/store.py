@@ -60,6 +60,10 @@ class Store:
         """Where the entry ``key`` lies."""
         return self.folder / key[:2] / f"{key}.pt"
 
+    def running_path(self, key: str) -> Path:
+        """Where the checkpoint of the entry ``key`` lies while it is computed (:mod:`par.steps.checkpoint`)."""
+        return self.folder / "running" / f"{key}.pt"
+
     def get(self, key: str) -> Any | None:
         """The entry, on the CPU, or None where there is none or it is damaged (then it is reported and set aside)."""
         path = self.path(key)
@@ -131,6 +135,10 @@ class Store:
     def entries(self) -> Iterator[Path]:
         """Files of all entries, oldest first."""
         return iter(sorted(self.folder.glob("??/*.pt"), key=lambda path: (path.stat().st_mtime, path.name)))
+
+    def running(self) -> Iterator[Path]:
+        """Checkpoints of steps in progress, and of those that were killed and not gone on with."""
+        return iter(sorted(self.folder.glob("running/*.pt")))
 
     def prune(self, older_than_days: float, keep: Collection[str] = ()) -> tuple[int, int, int]:
         """Delete the entries of that age but those in ``keep``, and what killed processes and damage left behind.
@@ -276,7 +284,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _list(store: Store) -> int:
     total = count = 0
-    for path in store.entries():
+    for path in (*store.entries(), *store.running()):
         status = path.stat()
         age_days = (time.time() - status.st_mtime) / SECONDS_PER_DAY
         print(f"{path.stem}  {status.st_size / 1e6:9.3f} MB  {age_days:6.1f} days")
@@ -287,7 +295,7 @@ def _list(store: Store) -> int:
 
 def _verify(store: Store) -> int:
     count = bad = 0
-    for path in store.entries():
+    for path in (*store.entries(), *store.running()):
         count += 1
         try:
             read_entry(path)

@@ -112,7 +112,7 @@ def _list_zip(place: Path) -> Content:
     try:
         with zipfile.ZipFile(place) as archive:
             members = archive.infolist()
-    except (zipfile.BadZipFile, OSError) as error:
+    except Exception as error:  # BadZipFile, OSError, NotImplementedError (a version), struct.error, ...
         raise SourceError(f"{place} is no complete zip file ({error}); copy it again.") from error
     last = {member.filename: member for member in members}
     for member in members:

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 
 from par.files import sha256_bytes
+from par.schema import bounded
 from par.streams.pixels import Decoder, ImageError, Target
 
 SPLITS = ("train", "test")
@@ -24,7 +25,10 @@ UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class SourceError(ValueError):
-    """A data set that cannot be used; the message says which, where it was looked for and what helps."""
+    """A data set that cannot be used; the message, one line, says which, where it was looked for and what helps."""
+
+    def __init__(self, message: str):
+        super().__init__(bounded(message))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ import os
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from par.streams.embedded import EMBEDDED
 from par.streams.folders import holds_splits, image_folder
 from par.streams.official import OFFICIAL, Official
@@ -55,7 +57,35 @@ def _from_disk(request: Request) -> Source:
         if official.download is None:
             raise _not_found(request, official, "it has no download")
         _download(request, official)
-    return official.read(request)
+    return _read_official(request, official)
+
+
+def _read_official(request: Request, official: Official) -> Source:
+    """The data set in its official files, which anybody can have put there.
+
+    Raises:
+        SourceError: they are not what they should be, or their images and labels do not go together.
+    """
+    again = f"fetch {official.files} again"
+    try:
+        source = official.read(request)
+    except SourceError:
+        raise
+    except Exception as error:  # damaged arrays, tables and archives break their readers in many ways
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        raise SourceError(
+            f"Data set {request.dataset!r} in {request.data_dir} cannot be read ({words:.300}); {again}."
+        ) from error
+    for split, images in source.images.items():
+        labels, n_classes = source.labels[split], len(source.classes)
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or not len(images):
+            found = f"{split} images of the type {images.dtype} and the shape {images.shape}"
+        elif labels.shape != (len(images),) or not ((labels >= 0) & (labels < n_classes)).all():
+            found = f"{len(images)} {split} images and labels for {labels.size} that do not fit its {n_classes} classes"
+        else:
+            continue
+        raise SourceError(f"Data set {request.dataset!r} in {request.data_dir} has {found}; {again}.")
+    return source
 
 
 def own_place(file: str, data_dir: Path) -> Path | None:
@@ -84,14 +114,20 @@ def _not_found(request: Request, official: Official | None, why: str) -> SourceE
 
 
 def _download(request: Request, official: Official) -> None:
-    """Let torchvision download into a temporary folder, then move what came into ``data_dir``."""
+    """Let torchvision download into a temporary folder, then move what came into ``data_dir``.
+
+    A file that lies there already stays: it is the user's, or another checkout's that downloads at the same time.
+    """
     assert official.download is not None
     anchor = next(path for path in (request.data_dir, *request.data_dir.absolute().parents) if path.is_dir())
     try:
         with tempfile.TemporaryDirectory(prefix=".download.", dir=anchor) as draft:
             official.download(Path(draft))
             request.data_dir.mkdir(parents=True, exist_ok=True)
-            for item in Path(draft).iterdir():
-                os.replace(item, request.data_dir / item.name)
+            for path in sorted(path for path in Path(draft).rglob("*") if path.is_file()):
+                place = request.data_dir / path.relative_to(draft)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if not place.exists():
+                    os.replace(path, place)
     except (OSError, RuntimeError) as error:
         raise _not_found(request, official, f"its download failed ({' '.join(str(error).split())})") from error

@@ -13,7 +13,7 @@ from par.config import Config, NetworkSettings, Recipe
 from par.methods.bases.method import LearningTask, Method, Step
 from tests.methods import tasks
 
-CONFIG = Config(preset="test", streams=(), seeds=(0,), methods={}, network=NetworkSettings(width=6))
+CONFIG = Config(preset="test", streams=(), seeds=(0,), methods={}, network=NetworkSettings(width=8))
 RECIPE = Recipe(epochs=10, batch_size=8, learning_rate=0.05, weight_decay=0.001)  # enough to go above chance
 QUICK = Recipe(epochs=2, batch_size=8, learning_rate=0.05, weight_decay=0.001)
 HYPER: dict[str, dict[str, Any]] = {

@@ -86,7 +86,7 @@ def test_a_heavy_size_penalty_reuses_everything():
         method.learn(cases.task(task_id), cases.step(task_id))
     assert {kind for kind, _ in method.tasks[1]["choices"]} == {REUSE}
     owned = sum(parameter.numel() for parameter in method.own(1).parameters())
-    assert owned == 20 * 2 * 6 + 6 * 3 + 3  # BatchNorm and head
+    assert owned == 20 * 2 * 8 + 8 * 3 + 3  # BatchNorm and head
 
 
 def test_the_search_is_remembered_and_training_starts_from_its_weights():

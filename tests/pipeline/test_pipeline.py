@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
@@ -16,9 +17,19 @@ import torch
 from PIL import Image
 
 from par.files import read_json
+from par.methods import METHODS
+from par.seeding import numpy_generator
 from tests.project import DIGITS, PARAMS, STAGES, environment, make_project, run, run_stage, stages_run
 
 REPORT = "reports/tiny"
+SMALL = {  # settings that make a method small enough for the tiny stream
+    "cat": "{width: 20, similarity_epochs: 2}",
+    "gpm": "{network: resnet18_light, images: 20}",
+    "hat": "{network: resnet18_light}",
+    "learn_to_grow": "{search_epochs: 2}",
+    "lmc": "{channels: 4, projection_epochs: 2, threshold: 0.0}",
+    "soft_gating": "{channels: 4}",
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +67,71 @@ def test_killed_training_goes_on_from_the_store_with_the_same_bytes(routed, tmp_
     assert 1 <= reused < 9
     names = ("predictions.npz", "model.pt")
     assert contents(straight / "runs", *names) == contents(killed / "runs", *names) != {}
+
+
+@pytest.mark.slow
+def test_killed_ten_times_within_steps_all_methods_and_the_search_end_with_the_same_bytes(routed, tmp_path):
+    """Real processes, real `kill -9`, each some time after the running step has saved itself anew."""
+    methods = "".join(f"  {name}: {SMALL.get(name, '{}')}\n" for name in METHODS)
+    start, end = PARAMS.index("methods:\n") + len("methods:\n"), PARAMS.index("recipe:\n")
+    params = f"checkpoint_minutes: 1.0e-9\n{PARAMS[:start]}{methods}{PARAMS[end:]}"
+    straight, killed = (shutil.copytree(routed, tmp_path / name) for name in ("straight", "killed"))
+    for folder in (straight, killed):
+        (folder / "params.yaml").write_text(params)
+        for computed in ("cells", "seconds", ".par/store"):
+            shutil.rmtree(folder / computed)
+    for stage in STAGES[4:7]:
+        run_stage(straight, stage)
+
+    generator, running = numpy_generator("kills"), killed / ".par/store/running"
+    for stage, n_kills in (("search", 2), ("train", 8)):
+        for _ in range(n_kills):
+            command = [sys.executable, "-m", f"pipeline.{stage}", "--stream", "tiny"]
+            process = subprocess.Popen(command, cwd=killed, env=environment(killed), stderr=subprocess.DEVNULL)
+            old, wait = saves(running), generator.integers(0, 8)
+            while saves(running) <= old:
+                assert process.poll() is None, "the stage ended before it could be killed"
+                time.sleep(0.01)
+            time.sleep(0.05 * wait)
+            process.kill()
+            process.wait()
+        assert not (killed / ("cells/tiny" if stage == "search" else "runs/tiny")).exists()
+        run_stage(killed, stage)
+    run_stage(killed, "evaluate")
+    for folder in ("cells", "runs", "results"):
+        assert contents(straight / folder, "*.*") == contents(killed / folder, "*.*") != {}
+    assert not list(running.glob("*.pt"))
+
+
+def saves(running: Path) -> int:
+    """When a running step saved itself last (ns)."""
+    times = [0]
+    for path in running.glob("*.pt"):
+        with contextlib.suppress(FileNotFoundError):  # the step is done
+            times.append(path.stat().st_mtime_ns)
+    return max(times)
+
+
+@pytest.mark.slow
+def test_equal_runs_are_equal_files_and_clocks_lie_apart(routed, tmp_path):
+    folders = [shutil.copytree(routed, tmp_path / name) for name in ("one", "other")]
+    for folder in folders:
+        for computed in ("cells", "seconds", ".par/store"):
+            shutil.rmtree(folder / computed)
+        for stage in STAGES[4:7]:
+            run_stage(folder, stage)
+
+    for part in ("cells", "runs", "results"):
+        assert contents(folders[0] / part, "*.*") == contents(folders[1] / part, "*.*") != {}
+    assert {"predictions.npz", "model.pt", "log.csv", "steps.json"} == {
+        Path(name).name for name in contents(folders[0] / "runs/tiny/par", "*.*")
+    }
+    clocks = [contents(folder / "seconds", "*.json") for folder in folders]
+    assert list(clocks[0]) == list(clocks[1]) == ["search/tiny.json", "train/tiny.json"]
+    assert all(clocks[0][name] != clocks[1][name] for name in clocks[0])
+    run_stage(folders[0], "tables")
+    entry = read_json(folders[0] / f"{REPORT}/results/tiny.json")["learners"]["par"]["0"]
+    assert entry["seconds"] > 0 and entry["seconds_search"] > 0
 
 
 @pytest.mark.slow

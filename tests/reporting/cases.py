@@ -124,10 +124,8 @@ def histories() -> pd.DataFrame:
 
 def inputs(seeds=(0, 1)) -> Inputs:
     """What the report of :func:`demo_config` is made from; the paper's stream was not run."""
-    cell = {
-        str(task): {"genotype": random_genotype(np.random.default_rng(task)).to_json(), "seconds": 600.0}
-        for task in (0, 1)
-    }
+    cell = {str(task): {"genotype": random_genotype(np.random.default_rng(task)).to_json()} for task in (0, 1)}
+    clock = {str(seed): {str(task): {"seconds": 600.0} for task in (0, 1)} for seed in seeds}
     searched = {str(seed): cell for seed in seeds}
     courses = {str(seed): {str(task): histories() for task in (0, 1)} for seed in seeds}
     return Inputs(
@@ -135,6 +133,7 @@ def inputs(seeds=(0, 1)) -> Inputs:
         plans={"demo_minus": {"par": plan(), "alpha_000": plan("reuse_cell")}},
         distances={"demo_minus": distances()},
         cells={"demo_minus": {"par": searched}},
+        search_seconds={"demo_minus": {"par": clock}},
         histories={"demo_minus": {"par": courses, "search_advantage": courses}},
         sheets={"demo_minus": Image.linear_gradient("L")},
         digests={"demo_minus": {"0": "aa" * 32, "1": "bb" * 32}},

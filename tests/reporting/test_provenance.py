@@ -12,8 +12,8 @@ def test_stamp_says_where_numbers_come_from():
     digests = {"demo_minus": {"10": "b" * 64, "9": "a" * 64}}
     contents, plans = {"demo_minus": result("demo_minus")}, {"demo_minus": {"par": plan()}}
     searched = {"0": {"0": {"seconds": 600.0}, "1": {"seconds": 600.0}}, "1": {"0": {"seconds": 600.0}}}
-    cells = {"demo_minus": {"par": searched, "fine": {"0": {"0": {"seconds": 600.0}, "2": {"seconds": 1_800.0}}}}}
-    stamped = stamp(config, config.streams, contents, plans, cells, digests, PROVENANCE)
+    searches = {"demo_minus": {"par": searched, "fine": {"0": {"0": {"seconds": 600.0}, "2": {"seconds": 1_800.0}}}}}
+    stamped = stamp(config, config.streams, contents, plans, searches, digests, PROVENANCE)
     assert stamped["Preset"] == "demo (DEMO)" and stamped["Commit"] == "abc1234-dirty" and stamped["Seeds"] == "0, 1"
     assert stamped["Extractor"] == "resnet18 (sha256 0123456789ab)" and "test machine" in stamped["Hardware"]
     demo, cifar = stamped["Epochs"].removesuffix("; search 100").split("; ")

@@ -114,7 +114,7 @@ def test_score_matrix_takes_the_configured_estimator():
 
 
 def test_a_report_without_any_result(tmp_path):
-    nothing = type(inputs())({}, {}, {}, {}, {}, {}, {}, {}, inputs().provenance)
+    nothing = type(inputs())({}, {}, {}, {}, {}, {}, {}, {}, {}, inputs().provenance)
     render(tmp_path, demo_config(), nothing)
     assert "not run" in (tmp_path / "README.md").read_text(encoding="utf-8")
     assert not (tmp_path / "figures").exists() and read_json(tmp_path / "metrics.json")["mean_AP"] == {}

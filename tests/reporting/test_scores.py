@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from par.reporting.published import Value, load_published
-from par.reporting.scores import Score, dvc_metrics, headline, stream_scores
+from par.reporting.scores import METRICS, Score, dvc_metrics, headline, stream_scores, with_seconds
 from tests.reporting.cases import demo_config, result
 
 
@@ -42,6 +42,18 @@ def test_verdict(values, printed, verdict):
 def test_only_accuracies_are_judged():
     score = a_score((1.401,), 1.4, "M")
     assert score.verdict == "" and score.difference == pytest.approx(0.001)
+
+
+def test_seconds_join_the_result_from_their_own_files():
+    steps = [{"task": 0, "epochs": 2}, {"task": 1, "epochs": 2}]
+    stored = {"stream": "s", "learners": {name: {"0": {"steps": steps}} for name in ("par", "finetune")}}
+    trained = {name: {"0": {"steps": {"0": 1000.0, "1": 500.0}, "epochs": []}} for name in ("par", "finetune")}
+    searched = {"par": {"0": {"0": {"seconds": 300.0}, "1": {"seconds": 0.0}}}}
+    joined = with_seconds(stored, trained, searched)["learners"]
+    assert METRICS["seconds"](joined["par"]["0"]) == 1800.0 and METRICS["hours"](joined["par"]["0"]) == 0.5
+    assert METRICS["seconds"](joined["finetune"]["0"]) == 1500.0
+    assert [step["seconds"] for step in joined["par"]["0"]["steps"]] == [1000.0, 500.0]
+    assert "seconds" not in steps[0], "what was read stays as it was"
 
 
 def test_score_as_text():

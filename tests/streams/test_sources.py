@@ -248,6 +248,18 @@ def test_a_download_lands_in_data_dir_and_is_read(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["MNIST"]
 
 
+def test_a_download_replaces_nothing_that_lies_in_data_dir(tmp_path, monkeypatch):
+    entry = OFFICIAL["mnist"]
+    own = tmp_path / "MNIST/raw/train-labels-idx1-ubyte"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 6, 9, 9, 9, 9, 9, 9]))
+    before = own.read_bytes()
+    download = lambda root: write_idx(root, "MNIST")  # noqa: E731
+    monkeypatch.setitem(OFFICIAL, "mnist", official.Official(entry.files, entry.present, entry.read, download))
+    assert load_source(request(tmp_path, "mnist")).labels["train"].tolist() == [9] * 6
+    assert own.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["MNIST"]
+
+
 # --- official archives ---
 
 

@@ -133,6 +133,13 @@ class Rehearsal(SharedTrunk):
     def modules_to_train(self) -> list[nn.Module]:
         return [self.trunk, self.heads]
 
+    def step_state(self) -> dict[str, Any]:
+        return {} if self.recall is None else {"recall": self.recall.generator.get_state()}
+
+    def load_step_state(self, state: Mapping[str, Any]) -> None:
+        if self.recall is not None:
+            self.recall.generator.set_state(state["recall"])
+
     def end_task(self, task: LearningTask, step: Step) -> None:
         self.recall = None
         self.fill_memory(task, seeding.torch_generator(step.key, "memory/kept"))

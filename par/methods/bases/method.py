@@ -39,6 +39,10 @@ class LearningTask:
     head_only: bool = False
 
 
+def no_checkpoint(part: str) -> None:
+    """The way to the checkpoint of a fit for a learner without a store."""
+
+
 def compute_anew(part: str, compute: Callable[[], Any]) -> Any:
     """The way to a part of a step for a learner without a store."""
     return compute()
@@ -48,25 +52,42 @@ def compute_anew(part: str, compute: Callable[[], Any]) -> Any:
 class Step:
     """Circumstances of learning one task: recipe, name of the random streams, the ways to the training loop and store.
 
-    ``remember(part, compute)`` returns ``compute()``, plain data and tensors on the CPU, and keeps it in the store: a
-    method that trains candidates loses one of them at most when it is killed.
+    A step that was killed is learned again from its start; what keeps that short:
+
+    - ``remember(part, compute)`` returns ``compute()``, plain data and tensors on the CPU, and keeps it in the store.
+      A method that fits more than once in a step gets from it what every fit but the last one leaves.
+    - ``checkpoint(part)`` is where the fit of that part saves itself; :meth:`fit` hands it to the training loop. A
+      method whose fits change more than ``modules_to_train`` defines :meth:`par.training.trainer.Trainable.step_state`.
     """
 
     recipe: Recipe
     key: str
     progress: Callable[[int], None] | None = None
     remember: Callable[[str, Callable[[], Any]], Any] = compute_anew
+    checkpoint: Callable[[str], trainer.Checkpoint | None] = no_checkpoint
 
     def fit(
-        self, model: trainer.Trainable, task: LearningTask, purpose: str = "train", recipe: Recipe | None = None
+        self,
+        model: trainer.Trainable,
+        task: LearningTask,
+        purpose: str = "train",
+        recipe: Recipe | None = None,
+        part: str | None = None,
     ) -> list[dict[str, float]]:
         """Train ``model`` on the task by the step's recipe or another.
 
-        ``purpose`` tells several fits of a step apart.
+        ``purpose`` tells several fits of a step apart and names their random streams; ``part`` tells apart those of one
+        purpose, which draw alike.
         """
-        key = f"{self.key}/{purpose}"
-        with seeding.seeded_layers(key, "dropout"):
-            return trainer.fit(model, task.train, task.valid, recipe or self.recipe, key, progress=self.progress)
+        return trainer.fit(
+            model,
+            task.train,
+            task.valid,
+            recipe or self.recipe,
+            f"{self.key}/{purpose}",
+            progress=self.progress,
+            checkpoint=self.checkpoint(part or purpose),
+        )
 
 
 class Method(trainer.Trainable):

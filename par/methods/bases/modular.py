@@ -82,8 +82,8 @@ class Modular(Method):
     def learn_best(self, task: LearningTask, step: Step, candidates: Iterable[Candidate]) -> list[dict[str, float]]:
         """Train every candidate on the side and keep the one with the best validation accuracy, on a tie the first.
 
-        All start from the same initial weights and see the same batches. Each is a part of the step in the store, so
-        that a learner that is killed loses one of them at most. Returns the log of the kept one.
+        All start from the same initial weights and see the same batches. Each is a part of the step in the store, also
+        one that diverged, so that a learner that is killed trains none of them again. Returns the log of the kept one.
 
         Raises:
             DivergedError: every candidate diverged; one that does, at the grid's largest rate say, is left out.
@@ -91,16 +91,14 @@ class Modular(Method):
         best: dict[str, Any] | None = None
         diverged: trainer.DivergedError | None = None
         for candidate in candidates:
-            try:
-                found = step.remember(candidate.name, partial(self._try, task, step, candidate))
-            except trainer.DivergedError as error:
-                diverged = error
+            found = step.remember(candidate.name, partial(self._try, task, step, candidate))
+            if "diverged" in found:
+                diverged = found["diverged"]
                 continue
             if best is None or found["accuracy"] > best["accuracy"]:
                 best = found
         if best is None:
-            assert diverged is not None
-            raise diverged
+            raise trainer.DivergedError(diverged)
         self.grow(best["record"])
         self.own(task.id).load_state_dict(best["tensors"])
         self.requires_grad_(False)
@@ -108,19 +106,24 @@ class Modular(Method):
         return best["log"]
 
     def _try(self, task: LearningTask, step: Step, candidate: Candidate) -> dict[str, Any]:
-        """Learn the task in one way and forget it again; plain data and tensors on the CPU."""
+        """Learn the task in one way and forget it again; plain data and tensors on the CPU.
+
+        Where the training diverges, only ``diverged``: why.
+        """
         record = self.record(task) | candidate.record
         with seeding.seeded_layers(step.key, "initialisation"):
             self.grow(record)
         self.current, owned = task, self.own(task.id)
         try:
             if any(True for _ in owned.parameters()):
-                log = step.fit(self, task, recipe=candidate.recipe)
+                log = step.fit(self, task, recipe=candidate.recipe, part=candidate.name)
             else:  # all modules are those of earlier tasks: nothing to train
                 self.eval()
                 accuracy = trainer.accuracy(self.predict, task.valid)
                 log = [dict(epoch=0, loss=0.0, valid_accuracy=accuracy, learning_rate=0.0, seconds=0.0)]
             tensors = {name: value.detach().cpu().clone() for name, value in owned.state_dict().items()}
+        except trainer.DivergedError as error:
+            return {"diverged": str(error)}
         finally:
             del self.current
             self.shrink()
