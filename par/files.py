@@ -55,7 +55,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
                 os.fsync(handle.fileno())
             os.replace(draft, path)
     except OSError as error:
-        if error.filename is None:
+        if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
     finally:

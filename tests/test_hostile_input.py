@@ -464,7 +464,7 @@ KINDS: dict[str, tuple[st.SearchStrategy, Callable[[Any, Path], None], int]] = {
 }
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(50, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("times", [1, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_input_is_refused_or_understood(kind, times, tmp_path, monkeypatch):
     strategy, check, examples = KINDS[kind]
