@@ -350,7 +350,8 @@ def processes(plan: Plan) -> Iterator[Row]:
     for workers in (1, 2) if plan.quick else (1, 2, 4, 8):
 
         def run(workers: int = workers) -> Row:
-            job = ChainJob(settings, plan.stream, 0, (ChainTask(0),), (n_images,), "ends", plan.device, plan.precision)
+            job = ChainJob(settings, plan.stream, 0, (ChainTask(0),), (n_images,), "ends", plan.device)
+            job = replace(job, precision=plan.precision)
             n_cards = torch.cuda.device_count()
             jobs = [replace(job, seed=seed, device=card_of(job.device, seed, n_cards)) for seed in range(workers)]
             started = time.perf_counter()
@@ -368,7 +369,8 @@ def task(plan: Plan) -> Iterator[Row]:
     settings, stream = plan.settings(epochs=100), load_stream(plan.stream)
     first, store = stream.tasks[0], Store(plan.out / "store")
     chain = (ChainTask(0, DARTS_V1.to_json()),)
-    job = ChainJob(settings, plan.stream, 0, chain, (first.counts["train"],), "ends", plan.device, plan.precision)
+    job = ChainJob(settings, plan.stream, 0, chain, (first.counts["train"],), "ends", plan.device)
+    job = replace(job, precision=plan.precision)
     job.run(store, lambda n_images: None)
     learned = assemble([job], store)
     accuracy = (learned.predictions["0/0"] == first.split("test").labels).mean()
@@ -384,7 +386,7 @@ def search(plan: Plan) -> Iterator[Row]:
     """One architecture search."""
     n_train = load_stream(plan.stream).tasks[0].counts["train"]
     store = Store(plan.out / "store")
-    job = SearchJob(plan.settings(epochs=100), plan.stream, 0, 0, n_train, plan.device, plan.precision)
+    job = SearchJob(plan.settings(epochs=100), plan.stream, 0, 0, n_train, plan.device, precision=plan.precision)
     job.run(store, lambda n_images: None)
     entry = store.get(job.key)
     yield {"epochs": len(entry["history"]), "seconds": round(entry["seconds"], 1), "cell": str(entry["genotype"])}

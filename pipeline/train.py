@@ -74,8 +74,8 @@ def _jobs(settings: LearnerSettings, stream: str, seed: int, config: Config, dev
             sizes=tuple(tasks[planned.index].counts["train"] for planned in chain),
             predict=config.predict,
             device=device,
-            checkpoint_minutes=config.checkpoint_minutes,
             precision=resolve_precision(config.precision, device),
+            checkpoint_minutes=config.checkpoint_minutes,
         )
         for chain in plan_chains(settings.method, len(tasks), routed)
     ]

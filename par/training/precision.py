@@ -28,13 +28,17 @@ _precision: ContextVar[Precision] = ContextVar("precision", default="float32")
 def resolve_precision(name: Literal["auto", "float32", "bf16"], device: torch.device) -> Precision:
     """``auto`` is bf16 on a GPU with native bfloat16, else float32.
 
-    On a CPU bf16 measured 0.68-0.78 of float32's speed (sources.md#cpu); there one has to ask for it.
-
     Raises:
-        ConfigError: bf16 is asked of a GPU that only emulates it.
+        ConfigError: bf16 is asked of a GPU that only emulates it, or of a CPU. There it measured 0.68-0.78 of float32's
+            speed (sources.md#cpu), and torch 2.14.1 takes weight gradients of a strided 3x3 convolution on a map of one
+            pixel (the ResNet on 8-pixel images) from memory that nobody wrote: other losses every time, or NaN.
     """
     if device.type != "cuda":
-        return "float32" if name == "auto" else name
+        if name == "bf16":
+            raise ConfigError(
+                "precision = 'bf16' needs a GPU, on a CPU its gradients are not safe; choose auto or float32."
+            )
+        return "float32"
     is_native = torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "bf16" and not is_native:
         raise ConfigError(

@@ -95,7 +95,8 @@ def chain() -> str:
         cell = DARTS_V1.to_json()
         tasks = (ChainTask(0, cell), ChainTask(1, cell), ChainTask(2, cell, head_only=True))
         settings = resolve(replace(CONFIG, recipe=RECIPE), "tiny", "par")
-        store, job = Store(folder / "store"), ChainJob(settings, folder / "0", 0, tasks, (24,) * 3, "full", GPU, "bf16")
+        store = Store(folder / "store")
+        job = ChainJob(settings, folder / "0", 0, tasks, (24,) * 3, "full", GPU, precision="bf16")
         with emulated_gpu():
             for part in (replace(job, chain=tasks[:2]), job):
                 part.run(store, lambda n_images: None)

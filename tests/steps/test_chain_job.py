@@ -167,7 +167,7 @@ def test_a_step_is_shared_exactly_when_nothing_it_depends_on_differs(directory):
 
 
 def test_a_job_learns_in_its_precision(directory, tmp_path):
-    store, in_float32 = Store(tmp_path), job(directory, (0,))
+    store, in_float32 = Store(tmp_path), job(directory, (0,), "par")
     in_bf16 = dataclasses.replace(in_float32, precision="bf16")
     run(in_float32, in_bf16, store=store)
     losses = [[row["loss"] for row in assemble([one], store).log] for one in (in_float32, in_bf16)]

@@ -70,8 +70,10 @@ def test_on_a_gpu_bf16_where_it_is_native(native, name, expected, monkeypatch):
             resolve_precision("bf16", CUDA)
 
 
-def test_on_a_cpu_float32_unless_asked():
-    assert [resolve_precision(name, CPU) for name in ("auto", "float32", "bf16")] == ["float32", "float32", "bf16"]
+def test_on_a_cpu_float32():
+    assert [resolve_precision(name, CPU) for name in ("auto", "float32")] == ["float32", "float32"]
+    with pytest.raises(ConfigError, match="precision = 'bf16' needs a GPU"):
+        resolve_precision("bf16", CPU)
 
 
 def test_in_bf16_weights_and_optimiser_stay_float32_and_learn():
