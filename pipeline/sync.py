@@ -32,7 +32,7 @@ from par.settings import load
 from pipeline.address import is_local, scrubbed, shown, store_address
 from pipeline.journal import home, wait_again, waiting
 
-SERVER_SECONDS = 5.0  # a stage's limit with a server
+SERVER_SECONDS = 4.5  # a stage's limit with a server; with a process to start and to end it waits no more than 5
 FILE_SECONDS = 60.0  # a stage's limit with the checkout's own database, which is as fast as the disk
 COMMAND_SECONDS = 600.0  # the command's limit
 LOADING = 2.0  # seconds of a limit for loading MLflow; a slow disk takes more, which is not the server's fault
