@@ -14,7 +14,7 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: git-checkout help install repro status preset lint test test-fast test-avx2 test-exhaustive ui device
+.PHONY: git-checkout help install repro status preset lint test test-fast test-avx2 test-exhaustive faults ui device
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test-avx2: $(STAMP) ## run the tests of test-fast as on a CPU without AVX-512
 test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream, then as on a CPU without AVX-512
 	python -m pytest -m "not gpu"
 	$(WITHOUT_AVX512) python -m pytest -m "not gpu"
+
+faults: $(STAMP) ## break things in hundreds of ways; what came of it goes into docs/reliability.md
+	python -m tests.faults --write docs/reliability.md
 
 ui: $(STAMP) ## start the MLflow UI on http://127.0.0.1:5000, or on another port: make ui PORT=5001
 	python -m pipeline.ui

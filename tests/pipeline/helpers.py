@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import multiprocessing
 import os
@@ -39,6 +40,7 @@ def migrated_database() -> Path:
     from mlflow import MlflowClient
 
     path = Path(tempfile.mkdtemp(prefix="par-test-")) / "mlflow.db"
+    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
     MlflowClient(f"sqlite:///{path}").search_experiments()
     return path
 
