@@ -52,6 +52,8 @@ def _predict(options: argparse.Namespace) -> int:
     device = resolve_device(config.device)
     predictor = Predictor.of_run(RUNS / stream / options.learner / seed, STREAMS / stream / seed, device)
     notes = _changed(config, predictor)
+    if predictor.learned_on != device.type:
+        notes.append(f"Learned on {predictor.learned_on}, answered on {device.type}: last digits may differ.")
     task = None if options.task in UNNAMED else find_task(predictor.stream, options.task)
     of_tasks = [task] if task else predictor.stream.tasks
     known = list(dict.fromkeys(name for one in of_tasks for name in filters(one)))

@@ -120,7 +120,8 @@ def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, ch
     write_npz(folder / "predictions.npz", found.predictions)
     write_tensors(folder / "model.pt", found.models)
     of_stream = {"name": stream, "seed": job.seed, "digest": load_stream(job.directory).digest}
-    write_json(folder / "settings.json", {"learner": to_plain(settings), "stream": of_stream})
+    computed = {"device": job.device.type, "precision": job.precision}
+    write_json(folder / "settings.json", {"learner": to_plain(settings), "stream": of_stream, "computed": computed})
     write_csv(folder / "log.csv", list(log[0]), log)
     write_json(folder / "steps.json", steps)
     numbers = ("n_params", "n_state", "n_experts", "n_cells_searched")

@@ -19,6 +19,7 @@ from par.streams import SourceError, Stream, Task, load_stream
 from par.text import listing
 from par.training import trainer
 from par.training.images import Images
+from par.training.precision import Precision, policy
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Predictor:
         stream: what it learned; only the descriptions of the tasks are used.
         settings: those that it was learned with.
         chains: the content of ``model.pt``.
-        device: where it computes.
+        device, precision: where and how it computes.
+        learned_on: the type of the device that learned it; None where that is not known.
     """
 
     def __init__(
@@ -46,14 +48,18 @@ class Predictor:
         settings: LearnerSettings,
         chains: Sequence[Mapping[str, Any]],
         device: torch.device | str = "cpu",
+        precision: Precision = "float32",
+        learned_on: str | None = None,
     ):
         self.stream, self.settings, self.chains = stream, settings, chains
-        self.device = torch.device(device)
+        self.device, self.precision, self.learned_on = torch.device(device), precision, learned_on
         self._learners: dict[int, Method] = {}
 
     @classmethod
     def of_run(cls, run: Path, directory: Path, device: torch.device | str = "cpu") -> Predictor:
         """The learner of ``runs/<stream>/<learner>/<seed>`` on the built stream ``data/streams/<stream>/<seed>``.
+
+        It computes in the precision that it was learned in; on another type of device in float32.
 
         Raises:
             SourceError: there is no such run, or the stream is not the one that it learned.
@@ -65,7 +71,7 @@ class Predictor:
         stream = load_stream(directory)
         try:
             recorded = read_json(run / "settings.json")
-            digest, plain = recorded["stream"]["digest"], recorded["learner"]
+            digest, plain, computed = recorded["stream"]["digest"], recorded["learner"], recorded["computed"]
             chains = torch.load(run / "model.pt", weights_only=True, map_location="cpu")
         except Exception as error:  # a damaged file of tensors raises nearly anything
             words = " ".join(str(error).split())[:200]
@@ -75,7 +81,10 @@ class Predictor:
                 f"{run} was learned on other images than those in {directory}; build the stream and train again "
                 "(dvc repro)."
             )
-        return cls(stream, from_plain(plain, f"{run}/settings.json"), chains, device)
+        same = torch.device(device).type == computed["device"]
+        precision: Precision = computed["precision"] if same else "float32"
+        settings = from_plain(plain, f"{run}/settings.json")
+        return cls(stream, settings, chains, device, precision, computed["device"])
 
     def chain(self, task: int) -> int:
         """The number of the chain that holds a task."""
@@ -114,7 +123,9 @@ class Predictor:
 
         if len(pixels):
             labels = np.zeros(len(pixels), np.int64)  # not known, not used
-            trainer.predict_classes(answer, Images(pixels, labels, described.mean, described.std, (), self.device))
+            images = Images(pixels, labels, described.mean, described.std, (), self.device)
+            with policy(self.device, self.precision):
+                trainer.predict_classes(answer, images)
         return torch.cat(parts).numpy()
 
     def probabilities(self, pixels: np.ndarray, task: int) -> np.ndarray:

@@ -123,7 +123,7 @@ def test_equal_runs_are_equal_files_and_clocks_lie_apart(routed, tmp_path):
 
     for part in ("cells", "runs", "results"):
         assert contents(folders[0] / part, "*.*") == contents(folders[1] / part, "*.*") != {}
-    assert {"predictions.npz", "model.pt", "log.csv", "steps.json"} == {
+    assert {"predictions.npz", "model.pt", "settings.json", "log.csv", "steps.json"} == {
         Path(name).name for name in contents(folders[0] / "runs/tiny/par", "*.*")
     }
     clocks = [contents(folder / "seconds", "*.json") for folder in folders]

@@ -164,6 +164,9 @@ def test_a_run_of_another_stream_or_of_unknown_settings_is_refused(project, tmp_
     write_json(copy / "settings.json", recorded | {"learner": recorded["learner"] | {"hyper": {"depth": 3}}})
     with pytest.raises(ConfigError, match="hyper.depth = 3 is not a known key"):
         Predictor.of_run(copy, directory)
+    write_json(copy / "settings.json", recorded | {"computed": {"device": "cuda", "precision": "bf16"}})
+    elsewhere = Predictor.of_run(copy, directory, "cpu")
+    assert (elsewhere.precision, elsewhere.learned_on) == ("float32", "cuda")
     shutil.copy(place / "settings.json", copy)
     (copy / "model.pt").write_bytes((place / "model.pt").read_bytes()[:500])
     with pytest.raises(SourceError, match="run cannot be read .*; delete it and train again"):
