@@ -58,10 +58,13 @@ def read_plan(path: str | Path) -> dict[int, list[Decision]]:
     """Decisions by seed in a file of the stage ``route``.
 
     Raises:
+        FileNotFoundError: there is no such file.
         ConfigError: the file cannot be read, or see :func:`plan_from_json`.
     """
     try:
         plan = read_json(path)
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no readable JSON ({error}); run the stage route again.") from None
     return plan_from_json(plan)
