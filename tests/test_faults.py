@@ -1,0 +1,33 @@
+"""Of the faults of `make faults` one of each kind, with other draws than those of docs/reliability.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import faults
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DOCUMENT = REPOSITORY / "docs" / "reliability.md"
+
+
+@pytest.mark.slow
+def test_one_fault_of_each_kind_breaks_nothing():
+    tallies = faults.cause_faults(share=0.0, seed=1)
+    assert sum(tally.tried for tally in tallies) == len(faults.KINDS) >= 30
+    assert all(tally.is_kept for tally in tallies), faults.table(tallies)
+
+
+def test_the_table_of_the_documentation_is_of_these_faults_and_no_promise_was_broken():
+    text = DOCUMENT.read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in text.split("<!-- faults -->")[1].splitlines() if line.startswith("| ")]
+    named = {row[0].removeprefix("| ") for row in rows[1:]}
+    assert named == {kind.fault for kind in faults.KINDS} | {"**all**"}
+    assert all(re.match(r"(yes|(\d+) of \2) \|$", row[-1]) for row in rows[1:]), "a promise was not kept"
+
+
+def test_the_tests_that_the_documentation_names_exist():
+    named = set(re.findall(r"`(tests/[^`]+)`", DOCUMENT.read_text(encoding="utf-8")))
+    assert named and all((REPOSITORY / name).is_file() for name in named)
