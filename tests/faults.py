@@ -415,7 +415,7 @@ KINDS = (
         Kind(
             f"{number.name} to the {target} while it trains",
             promise,
-            3,
+            2,
             killed(target, number),
         )
         for (target, promise), number in itertools.product(
@@ -428,7 +428,7 @@ KINDS = (
         )
     ),
     *(
-        Kind(f"an entry of the store: {words}", "noticed, said, computed again", 40, damaged(damage))
+        Kind(f"an entry of the store: {words}", "noticed, said, computed again", 45, damaged(damage))
         for words, damage in (
             ("a bit flipped", _flip),
             ("cut off", _truncate),
@@ -442,16 +442,16 @@ KINDS = (
         Kind(
             f"tracking server: {manner}",
             "unharmed, 5 s at most, journal kept, no password",
-            2,
+            1,
             tracked_by(manner),
         )
         for manner in MANNERS
     ),
     *(
-        Kind(f"no room on the disk in {stage}", "a sentence, no half output, goes on", 4, full_disk(stage))
+        Kind(f"no room on the disk in {stage}", "a sentence, no half output, goes on", 2, full_disk(stage))
         for stage in ("search", "train")
     ),
-    Kind("an odd value or key in params.yaml", "refused in one sentence, or right", 200, odd_setting),
+    Kind("an odd value or key in params.yaml", "refused in one sentence, or right", 240, odd_setting),
 )
 
 
