@@ -169,13 +169,15 @@ def killed(target: str, number: signal.Signals) -> Callable[[Truth, random.Rando
             else:
                 stage.wait()
                 waited, alive = 0.0, psutil.wait_procs(family, SHUTDOWN_SECONDS)[1]
+            alive = [survivor for survivor in alive if _command(survivor)]  # not those that init has yet to bury
+            names = [" ".join(_command(survivor)) for survivor in alive]
             for survivor in alive:
                 survivor.kill()
         text = (folder / "output").read_text()
         finished = {path: path.stat().st_mtime_ns for path in (folder / ".par/store").glob("??/*.pt")}
         run_stage(folder, "train")
         lost = sum(path.stat().st_mtime_ns != moment for path, moment in finished.items())
-        remark = f"{len(alive)} processes outlived {target} after {number.name}" if alive else ""
+        remark = f"outlived {target} after {number.name}: {'; '.join(names)}" if alive else ""
         return Outcome(digests(folder) != known.results, lost, waited, "Traceback" in text, remark)
 
     return cause
@@ -190,6 +192,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _command(process: psutil.Process) -> Sequence[str]:
+    """The command line; empty for a process that has ended."""
     try:
         return process.cmdline()
     except psutil.Error:
