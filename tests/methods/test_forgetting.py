@@ -24,6 +24,7 @@ def forgetting(method: str, directory, store: Store, **changes) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # two minutes; the demo streams show the same order in every run
 def test_on_real_cifar10_finetune_forgets_most(tmp_path, real_data):
     """One epoch a task of CIFAR10-5 on a network of 16 channels."""
     directory, store = tmp_path / "stream", Store(tmp_path / "store")

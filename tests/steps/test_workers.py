@@ -68,6 +68,7 @@ def test_nothing_outlives_its_parent_by_two_seconds(tmp_path, moment, delay, vic
 
 @only_linux
 @pytest.mark.slow
+@pytest.mark.exhaustive  # `make faults` kills at random moments too
 @pytest.mark.parametrize("victim", ["dvc", "stage", "group"])
 def test_nothing_outlives_its_parent_killed_at_any_moment(tmp_path, victim):
     moments = [("start", delay) for delay in (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0)]
