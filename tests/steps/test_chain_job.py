@@ -14,9 +14,10 @@ from par.settings import resolve
 from par.steps.chain_job import ChainJob, ChainTask, assemble, plan_chains
 from par.steps.store import Store
 from par.steps.workers import run_jobs
-from par.streams import build_stream, definition, load_stream
+from par.streams import load_stream
 from par.training import trainer
 from par.training.images import Images
+from tests.steps.streams import built
 
 DEFINITION = """
 image_size: 8
@@ -37,12 +38,7 @@ CONFIG = Config(
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("streams")
-    (folder / "tiny.yaml").write_text(DEFINITION)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(definition, "DEFINITIONS", folder)
-        build_stream("tiny", 0, folder, folder / "0")
-    return folder / "0"
+    return built(tmp_path_factory.mktemp("streams"), DEFINITION)
 
 
 def job(directory, chain=(0, 1, 2), method="finetune", config=CONFIG, head_only=(), learner=None) -> ChainJob:

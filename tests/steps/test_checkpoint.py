@@ -20,11 +20,11 @@ from par.steps.chain_job import ChainJob, ChainTask, assemble
 from par.steps.checkpoint import RunningStep, forget
 from par.steps.search_job import SearchJob
 from par.steps.store import Store, entry_key, main
-from par.streams import build_stream, definition
 from par.training import trainer
 from par.training.images import Images
 from par.training.losses import cross_entropy
 from tests.methods.tasks import through_a_file
+from tests.steps.streams import built
 
 DEFINITION = """
 image_size: 8
@@ -62,12 +62,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("streams")
-    (folder / "tiny.yaml").write_text(DEFINITION)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(definition, "DEFINITIONS", folder)
-        build_stream("tiny", 0, folder, folder / "0")
-    return folder / "0"
+    return built(tmp_path_factory.mktemp("streams"), DEFINITION)
 
 
 @pytest.fixture
