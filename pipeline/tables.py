@@ -18,6 +18,7 @@ from par.files import read_json
 from par.reporting.report import Inputs, render
 from par.reporting.scores import with_seconds
 from par.schema import NAME_PATTERN, read_yaml
+from par.settings import load
 from par.streams import Stream, load_stream
 from par.streams.show import contact_sheet
 from pipeline.stage import (
@@ -34,6 +35,7 @@ from pipeline.stage import (
 from pipeline.tracking import Run, git_state
 
 MAX_ROWS = 20  # tasks on a contact sheet
+PAPER = Path(__file__).parents[1] / "presets" / "paper.yaml"
 
 
 def main(config: Config, run: Run) -> None:
@@ -98,6 +100,7 @@ def _inputs(config: Config) -> Inputs:
         findings={
             stream: {str(seed): one.findings for seed, one in of_seed.items()} for stream, of_seed in built.items()
         },
+        paper=load(PAPER),
         provenance={"commit": commit, "dirty": dirty, "python": platform.python_version(), "torch": version("torch")},
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from par.config import Config
 from par.schema import ConfigError, Range, parse, read_yaml
 
 LIMITS = {"AP": Range(0, 1), "AF": Range(-1, 1), "M": Range(0, above=True), "hours": Range(0, above=True)}
@@ -48,6 +49,7 @@ class Published:
     stand_ins: Mapping[str, str]
     tables: tuple[PaperTable, ...]
     values: tuple[Value, ...]
+    settings: Config | None = None  # what the paper trains with; None: unknown, and no budget is compared
 
     def find(self, stream: str, method: str, metric: str) -> Value | None:
         """The value to compare with: the first that is not superseded; None where the paper has none."""
@@ -114,8 +116,8 @@ class _Cell:
     superseded: bool = False
 
 
-def load_published(path: Path = PUBLISHED) -> Published:
-    """Read and check the published values.
+def load_published(path: Path = PUBLISHED, settings: Config | None = None) -> Published:
+    """Read and check the published values; ``settings`` are those that the paper trains with.
 
     Raises:
         ConfigError: an unknown key, method, stream or metric, a value out of range, two values of one method, stream
@@ -155,6 +157,7 @@ def load_published(path: Path = PUBLISHED) -> Published:
             for table in raw.tables
         ),
         values=values,
+        settings=settings,
     )
 
 

@@ -64,6 +64,7 @@ class Inputs:
         findings: stream -> seed -> what was left aside and found in the data.
         provenance: ``commit`` (hash), ``dirty`` (whether the working tree differed from it), ``python`` and ``torch``
             (versions).
+        paper: the paper's own settings, whose epochs and widths stand beside those of this preset.
     """
 
     results: Mapping[str, Any]
@@ -76,6 +77,7 @@ class Inputs:
     digests: Mapping[str, Mapping[str, str]]
     findings: Mapping[str, Mapping[str, Sequence[Finding]]]
     provenance: Mapping[str, Any]
+    paper: Config | None = None
 
 
 def render(folder: Path, config: Config, inputs: Inputs) -> dict[str, float]:
@@ -111,7 +113,7 @@ class _Report:
 
     def __init__(self, folder: Path, config: Config, inputs: Inputs):
         self.folder, self.config, self.inputs = folder, config, inputs
-        self.published = load_published()
+        self.published = load_published(settings=inputs.paper)
         shown = (stream for name in PAPER_TABLES for stream in config.tables.of(name))
         self.scores = {
             stream: stream_scores(config, stream, inputs.results.get(stream, {}), self.published)
@@ -151,7 +153,8 @@ class _Report:
         table = tables.with_chance(table, {f"{self._title(stream)}\nAP": self.chance[stream] for stream in streams})
         shown = tables.paper_scores(self.config, name, self.scores, self.published)
         rows = [score.row() for row in shown.values() for score in row]
-        return page.Section(table.title, (table, self._write_table(table, rows, streams)))
+        ran = [any(score.values for score in row) for row in shown.values()]
+        return page.Section(table.title, (*_folding(table, ran), self._write_table(table, rows, streams)))
 
     def _ours(self) -> page.Section:
         table = tables.ours_table(self.config, self.own_scores, self.published)
@@ -180,6 +183,7 @@ class _Report:
                 scores[stream][method] = self.scores[stream][method]["AP"]
                 scores[stream][f"{method}, not told"] = without_identity(stream, method, result)
         table = tables.identification_table(self.config, found, scores, self.published)
+        table = tables.with_chance(table, {self._title(stream): self.chance[stream] for stream in results})
         rows = [score.row() for stream in results for score in (found[stream], *scores[stream].values())]
         return [page.Section(table.title, (table, self._write_table(table, rows, list(results))))]
 
@@ -224,7 +228,8 @@ class _Report:
         of_chance = {"AP": self.chance[stream]}
         table = tables.with_chance(tables.stream_table(config, stream, methods, self.published), of_chance)
         rows = [score.row() for row in methods.values() for score in row.values()]
-        items: list[page.Item] = [table, self._write_table(table, rows, [stream])]
+        ran = [bool(row["AP"].values) for row in methods.values()]
+        items: list[page.Item] = [*_folding(table, ran), self._write_table(table, rows, [stream])]
         if config.variants_on(stream):
             plans = self.inputs.plans.get(stream, {})
             variants = tables.variant_table(config, stream, scores, plans, self.published)
@@ -456,6 +461,19 @@ class _Report:
             rows.append({"tasks": step + 1} | {method: round(value, 6) for method, value in values.items()})
         columns = dict.fromkeys(("tasks", *seen, *(PLOTTED if seen else ())))
         write_csv(self.folder / "curves" / f"{stream}.csv", list(columns), rows)
+
+
+def _folding(table: tables.Table, ran: Sequence[bool]) -> list[page.Item]:
+    """The table with the rows that nobody ran behind a line that opens them; ``ran`` tells it of the leading rows."""
+    hidden = tuple(row for row, has_run in zip(table.rows, ran) if not has_run)
+    if not hidden:
+        return [table]
+    shown = tuple(row for row in table.rows if row not in hidden)
+    folded = page.Folded(
+        f"Not run here: {', '.join(row[0] for row in hidden)}",
+        (replace(table, name=f"{table.name}_not_run", rows=hidden, notes=()),),
+    )
+    return [replace(table, rows=shown), folded]
 
 
 def _differences() -> page.Section:

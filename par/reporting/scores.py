@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from par.config import PAR, Config
+from par.config import PAR, Config, LearnerSettings
 from par.methods import load_method
 from par.reporting.published import Published, Value
 from par.settings import resolve
@@ -38,7 +38,7 @@ FORMATS = {  # z: no minus before a zero
 }
 JUDGED = ("AP", "AF")  # what the tolerance of one point is meant for
 
-CSV_COLUMNS = "stream learner metric mean std n_seeds low high published difference verdict marks".split()
+CSV_COLUMNS = "stream learner metric mean std n_seeds low high published difference verdict budget marks".split()
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Score:
     published: Value | None
     comparable: bool = True  # False: the paper's stream has other images, its value is there for orientation alone
     same_network: bool = True  # False: so is its value, of another network
+    budget: str = ""  # how much less than the paper the preset trains, as :func:`budget` says it
 
     @property
     def mean(self) -> float | None:
@@ -73,10 +74,10 @@ class Score:
     @property
     def verdict(self) -> str:
         """``reproduced`` within max(1 point, 2 std), else ``above`` or ``below``; ``not run``; empty where there is no
-        difference or the metric is no accuracy."""
+        difference, the metric is no accuracy or the preset trains less than the paper."""
         if not self.values:
             return "not run"
-        if self.difference is None or self.metric not in JUDGED:
+        if self.difference is None or self.budget or self.metric not in JUDGED:
             return ""
         if abs(self.difference) <= max(POINT, 2 * (self.std or 0)) + 1e-9:
             return "reproduced"
@@ -105,6 +106,7 @@ class Score:
             "published": self.published.value if self.published else None,
             "difference": self.difference,
             "verdict": self.verdict,
+            "budget": self.budget,
             "marks": "; ".join(self.published.marks) if self.published else "",
         }
 
@@ -170,7 +172,38 @@ def score(
     printed = published.find(paper, learner, metric)
     other_network = printed.backbone if by_seed and printed is not None else None
     same_network = other_network is None or other_network == _backbone(config, stream, learner)
-    return Score(stream, learner, metric, values, interval, printed, paper == stream, same_network)
+    compared = by_seed and printed is not None and paper == stream and same_network
+    words = budget(config, published.settings, stream, learner) if compared and published.settings else ""
+    return Score(stream, learner, metric, values, interval, printed, paper == stream, same_network, words)
+
+
+def budget(config: Config, paper: Config, stream: str, learner: str) -> str:
+    """What a learner trains less than in the paper, such as ``3 of 100 epochs, width 32 of 64``; empty if nothing.
+
+    Args:
+        paper: the paper's own settings.
+    """
+    ours, theirs = (_extent(resolve(settings, stream, learner)) for settings in (config, paper))
+    parts = []
+    for name in ours:
+        if ours[name] < theirs.get(name, 0):
+            few, many = f"{ours[name]:g}", f"{theirs[name]:g}"
+            parts.append(f"{few} of {many} {name}" if "epochs" in name else f"{name} {few} of {many}")
+    return ", ".join(parts)
+
+
+def _extent(settings: LearnerSettings) -> dict[str, float]:
+    """How long a learner trains and how wide its network is, by names for people."""
+    method = load_method(settings.method)
+    found: dict[str, float] = {"epochs": settings.recipe.epochs}
+    if settings.method == PAR:
+        found["search epochs"] = settings.search.epochs
+    if "network" in method.blocks:
+        found["width"] = settings.network.width
+    if "expert" in method.blocks:
+        found["channels"] = settings.expert.channels
+    own = {name: getattr(settings.hyper, name) for name in ("width", "channels") if hasattr(settings.hyper, name)}
+    return found | own
 
 
 def _backbone(config: Config, stream: str, learner: str) -> str | None:

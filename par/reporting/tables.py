@@ -11,7 +11,7 @@ from typing import Any
 from par.config import PAR, Config
 from par.reporting.provenance import DEMO
 from par.reporting.published import Published, Value
-from par.reporting.scores import JUDGED, Score, Scores, score
+from par.reporting.scores import Score, Scores, score
 from par.streams.findings import Finding
 from par.text import listing, one_line
 
@@ -25,7 +25,8 @@ FORMULAS = (
     "±: sample standard deviation over seeds. Interval: 95% bootstrap of AP over the test images, its ends averaged "
     "over seeds.",
     "Verdict: reproduced if AP (or AF) is within max(1 point, 2 standard deviations over seeds) of the published "
-    "value; none where that belongs to other images or another network.",
+    "value; none where that belongs to other images or another network. A preset that trains less than the paper gets, "
+    "in place of a verdict, what it has of the paper's epochs and widths.",
 )
 FURTHER_FORMULAS = (  # of numbers that stand in results/*.json and in no table
     "bwt $= \\frac{1}{T-1} \\sum_{j<T} (r_{Tj} - r_{jj})$ (GEM, Mammoth); negative is forgetting.",
@@ -271,7 +272,7 @@ def paper_table(config: Config, name: str, scores: Mapping[str, Scores], publish
 
 def _paper_cell(config: Config, score: Score, remarks: Remarks) -> str:
     if not score.values:
-        lines = ["not run"]
+        lines = [remarks.mark("not run", _skipped(config, score))]
     else:
         lines = [remarks.mark(score.text(), _partial(config, score))]
         lines += [_interval(score)] if score.interval else []
@@ -279,7 +280,7 @@ def _paper_cell(config: Config, score: Score, remarks: Remarks) -> str:
         lines.append(remarks.mark(f"paper {_printed(score.published)}", score.published.marks))
     if score.difference is not None:
         difference = f"{score.difference:+z.3f}"
-        lines.append(f"{difference}, {score.verdict}" if score.metric in JUDGED else difference)
+        lines.append(", ".join(filter(None, (difference, score.verdict or score.budget))))
     return "\n".join(lines)
 
 
@@ -391,7 +392,7 @@ def stream_table(config: Config, stream: str, scores: Scores, published: Publish
             "AP": row["AP"].text() if n_seeds else "not run",
             "95% interval": _interval(row["AP"]),
             "Difference": "-" if row["AP"].difference is None else f"{row['AP'].difference:+z.3f}",
-            "Verdict": row["AP"].verdict or "-",
+            "Verdict": row["AP"].verdict or row["AP"].budget or "-",
             "AF": row["AF"].text(),
             "M": row["M"].text(),
             "State (M)": row["state_M"].text(),
@@ -477,6 +478,14 @@ def _partial(config: Config, score: Score) -> list[str]:
     """The remark on a learner that lacks some of the seeds."""
     n_seeds = len(score.values)
     return [f"{n_seeds} of {len(config.seeds)} seeds"] if 0 < n_seeds < len(config.seeds) else []
+
+
+def _skipped(config: Config, score: Score) -> list[str]:
+    """The remark on a method that the preset runs, though not on this stream."""
+    in_preset = score.learner in config.methods and score.stream in config.streams
+    if not in_preset or score.learner in config.learners(score.stream):
+        return []
+    return ["the preset leaves this stream out for this method" + ("" if score.published else ", as the paper does")]
 
 
 def _interval(score: Score) -> str:

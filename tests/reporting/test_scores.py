@@ -91,6 +91,29 @@ def test_a_value_of_another_network_gets_no_verdict(published, block, judged):
     assert (score.difference is not None) == (score.verdict != "") == judged
 
 
+def test_a_preset_that_trains_less_than_the_paper_says_so_in_place_of_a_verdict(published):
+    config = demo_config()
+    knows = dataclasses.replace(published, settings=config)
+    assert a_stream(config, knows)["par"]["AP"].verdict == "below", "the whole budget"
+    short = dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, epochs=3))
+    narrow = dataclasses.replace(short, network=dataclasses.replace(config.network, width=32))
+    score = a_stream(narrow, knows)["finetune"]["AP"]
+    assert (score.budget, score.verdict) == ("3 of 100 epochs, width 32 of 64", "") and score.difference is not None
+    assert score.row()["budget"] == score.budget
+    expert = dataclasses.replace(config, expert=dataclasses.replace(config.expert, channels=16))
+    assert a_stream(expert, knows)["par"]["AF"].budget == "channels 16 of 64"
+    searched = dataclasses.replace(config, search=dataclasses.replace(config.search, epochs=12))
+    assert a_stream(searched, knows)["par"]["AP"].budget == "12 of 100 search epochs"
+    assert a_stream(searched, knows)["finetune"]["AP"].budget == ""
+    assert a_stream(narrow, knows)["ewc"]["AP"].budget == "", "it was not run"
+    assert stream_scores(narrow, "demo_minus", result("demo_minus"), knows)["par"]["AP"].budget == "", "other images"
+    assert a_stream(narrow, published)["finetune"]["AP"].verdict == "above", "without settings all is judged"
+
+
+def a_stream(config, published) -> dict:
+    return stream_scores(config, "cifar100_10", result("cifar100_10"), published)
+
+
 def scores_of(published) -> dict:
     contents = {"demo_minus": result("demo_minus"), "cifar100_10": result("cifar100_10"), "mixed": {}}
     return {name: stream_scores(demo_config(), name, content, published) for name, content in contents.items()}

@@ -134,6 +134,29 @@ def test_cells_that_the_paper_leaves_empty_are_filled(published):
     assert name == "ER" and "±" in ap and "±" in af and "paper" not in ap
 
 
+def test_a_budget_below_the_papers_stands_beside_the_difference(config, published):
+    short = replace(config, recipe=replace(config.recipe, epochs=3))
+    scores = scores_of(short, {"cifar100_10": result("cifar100_10")}, replace(published, settings=config))
+    row = next(row for row in tables.paper_table(short, "classic", scores, published).rows if row[0] == "PAR")
+    assert re.fullmatch(r"-0\.\d{3}, 3 of 100 epochs", row[1].split("\n")[-1])
+    table = tables.stream_table(short, "cifar100_10", scores["cifar100_10"], published)
+    verdicts = {row[0]: row[table.columns.index("Verdict")] for row in table.rows}
+    assert verdicts["PAR"] == "3 of 100 epochs" and verdicts["EWC"] == "not run"
+
+
+def test_a_stream_that_the_preset_leaves_out_for_a_method_says_so(published):
+    config = replace(demo_config(), methods={"pnn": {"skip": ["demo_long"]}, "par": {}}, streams=("demo_long",))
+    table = tables.paper_table(
+        config, "ctrl", scores_of(config, {"demo_minus": {}, "demo_long": {}}, published), published
+    )
+    cells = dict(zip(table.columns, next(row for row in table.rows if row[0] == "PNN")))
+    letter = next(
+        note[1] for note in table.notes if note.endswith("leaves this stream out for this method, as the paper does.")
+    )
+    assert cells["DEMO S-long\nAP"] == f"not run [{letter}]"
+    assert cells["DEMO S-\nAP"].startswith("not run\npaper"), "this stream is not in the preset at all"
+
+
 def test_a_stand_in_shows_the_papers_values_without_verdict(config, published):
     scores = scores_of(config, {"demo_minus": result("demo_minus"), "demo_long": {}}, published)
     table = tables.paper_table(config, "ctrl", scores, published)
