@@ -15,6 +15,7 @@ from PIL import Image
 
 from par.config import PAR, Config
 from par.files import read_json
+from par.reporting.reading import Reading, parse_reading
 from par.reporting.report import Inputs, render
 from par.reporting.scores import with_seconds
 from par.schema import NAME_PATTERN, read_yaml
@@ -35,7 +36,8 @@ from pipeline.stage import (
 from pipeline.tracking import Run, git_state
 
 MAX_ROWS = 20  # tasks on a contact sheet
-PAPER = Path(__file__).parents[1] / "presets" / "paper.yaml"
+READINGS = Path("docs/readings")
+PAPER = Path("presets/paper.yaml")
 
 
 def main(config: Config, run: Run) -> None:
@@ -101,6 +103,7 @@ def _inputs(config: Config) -> Inputs:
             stream: {str(seed): one.findings for seed, one in of_seed.items()} for stream, of_seed in built.items()
         },
         paper=load(PAPER),
+        reading=_reading(READINGS / f"{config.preset}.md"),
         provenance={"commit": commit, "dirty": dirty, "python": platform.python_version(), "torch": version("torch")},
     )
 
@@ -111,6 +114,11 @@ def _by_search(folder: Path, suffix: str, read: Callable[[Path], Any]) -> dict[s
     for path in sorted(folder.glob(f"*/*/*{suffix}")):
         found.setdefault(path.parts[-3], {}).setdefault(path.parts[-2], {})[path.stem] = read(path)
     return found
+
+
+def _reading(path: Path) -> Reading | None:
+    """The reading of the preset's report, if there is one."""
+    return parse_reading(path.read_text(encoding="utf-8"), path.name) if path.is_file() else None
 
 
 def _sheet(stream: Stream) -> Image.Image:

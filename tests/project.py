@@ -71,7 +71,7 @@ tracking:
 def make_project(folder: Path, definition: str = DIGITS, params: str = PARAMS, stream: str = "tiny") -> Path:
     """Copy the code to ``folder`` and give it one stream and a params.yaml."""
     ignored = shutil.ignore_patterns("__pycache__", "dvc.lock")
-    for name in ("par", "pipeline"):
+    for name in ("par", "pipeline", "presets", "docs/readings"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
     shutil.copy(REPOSITORY / "dvc.yaml", folder)
     (folder / "par/streams/definitions" / f"{stream}.yaml").write_text(definition)

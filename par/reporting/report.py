@@ -19,6 +19,7 @@ from par.files import canonical_json, write_csv, write_json, write_text
 from par.reporting import cell_figures, figures, page, tables
 from par.reporting.provenance import DEMO, effective_settings, stamp
 from par.reporting.published import load_published
+from par.reporting.reading import Reading
 from par.reporting.scores import (
     CSV_COLUMNS,
     Score,
@@ -65,6 +66,7 @@ class Inputs:
         provenance: ``commit`` (hash), ``dirty`` (whether the working tree differed from it), ``python`` and ``torch``
             (versions).
         paper: the paper's own settings, whose epochs and widths stand beside those of this preset.
+        reading: what people read out of an earlier rendering; None: nobody wrote it down.
     """
 
     results: Mapping[str, Any]
@@ -78,6 +80,7 @@ class Inputs:
     findings: Mapping[str, Mapping[str, Sequence[Finding]]]
     provenance: Mapping[str, Any]
     paper: Config | None = None
+    reading: Reading | None = None
 
 
 def render(folder: Path, config: Config, inputs: Inputs) -> dict[str, float]:
@@ -129,7 +132,9 @@ class _Report:
             if stream in inputs.results:
                 _write_results(self.folder / "results" / f"{stream}.json", inputs.results[stream])
                 self._write_curves(stream)
+        reading = inputs.reading
         sections = [
+            *([reading.section(inputs.provenance["commit"])] if reading else []),
             *(self._paper_table(name) for name in PAPER_TABLES if config.tables.of(name)),
             *([self._ours()] if config.methods else []),
             *self._identification(),
