@@ -1,8 +1,8 @@
 """Does requirements.lock install on every system? ``python -m tests.resolve_lock``, run by ``make lock``; needs PyPI.
 
-For each system and Python version of :data:`SYSTEMS` uv resolves the lock as it stands: every pin must have a wheel for
-that system, and the pins must satisfy each other. One package has no wheel anywhere (:data:`FROM_SOURCE`): pip builds it
-from Python files alone. Nothing is installed.
+For each system of :data:`SYSTEMS` and each Python uv resolves the lock as it stands: every pin must have a wheel there,
+and the pins must satisfy each other. One package has no wheel anywhere (:data:`FROM_SOURCE`): pip builds it from Python
+files alone. Nothing is installed.
 """
 
 from __future__ import annotations

@@ -158,7 +158,9 @@ def test_without_cuda_torch_comes_from_another_index_and_stays_so(fresh):
 
 def test_an_old_python_is_refused_before_anything_is_written(fresh):
     old = fresh.parent / "python3"
-    old.write_text(SYSTEM_PYTHON.replace('exec python3 "$@"', 'echo "$2" | sed "s/sys.version_info/(3, 9, 1)/" | python3'))
+    old.write_text(
+        SYSTEM_PYTHON.replace('exec python3 "$@"', 'echo "$2" | sed "s/sys.version_info/(3, 9, 1)/" | python3')
+    )
     refused = make(fresh, "install", f"PYTHON={old}")
     assert refused.returncode != 0 and not (fresh / ".venv").exists()
     assert "This is Python 3.9; name one of 3.11 to 3.14: make install PYTHON=..." in refused.stderr.splitlines()
