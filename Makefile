@@ -1,6 +1,5 @@
 # `make help` lists the targets. All of them create .venv first if it is missing or the lock has changed.
 
-# with its default, /bin/sh, the GNU make 3.81 of macOS would not look programs up in the PATH below
 SHELL := /bin/bash
 PYTHON ?= $(or $(shell command -v python3.11 || command -v python3.12 || command -v python3.13),python3)
 # relative, because a target cannot have spaces, which the folder's path may have
@@ -35,11 +34,13 @@ status: git-checkout $(STAMP) ## say what `dvc repro` would run, data sets that 
 	dvc status
 
 preset: git-checkout $(STAMP) ## copy presets/$(P).yaml to params.yaml, then run: make preset P=paper
+	@[ -f "presets/$(P).yaml" ] || { echo "There is no preset '$(P)'; there are:" $(basename $(notdir $(wildcard presets/*))) \
+	>&2; exit 1; }
 	@for known in presets/*.yaml; do ! cmp -s $$known params.yaml || exit 0; done; \
 	git show HEAD:./params.yaml 2>/dev/null | cmp -s - params.yaml || [ ! -e params.yaml ] || [ "$(FORCE)" = 1 ] || \
 	{ echo "params.yaml has edits that are neither committed nor a preset; commit them, or give them up with:" \
 	"make preset P=$(P) FORCE=1" >&2; exit 1; }
-	cp presets/$(P).yaml params.yaml
+	cp "presets/$(P).yaml" params.yaml
 	dvc repro
 
 # in an unpacked archive DVC says "is not a git repository" and nothing else

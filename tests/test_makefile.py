@@ -83,6 +83,33 @@ def test_without_params_a_preset_is_copied(checkout):
     assert preset(checkout, "P=demo").returncode != 0 and params(checkout) == EDITED
 
 
+def test_an_edit_that_is_staged_or_that_git_does_not_know_is_not_lost(checkout):
+    (checkout / "params.yaml").write_text(EDITED)
+    run(checkout, "git", "add", "params.yaml")
+    assert preset(checkout, "P=cifar").returncode != 0 and params(checkout) == EDITED
+    run(checkout, "git", "rm", "--cached", "-qf", "params.yaml")
+    assert preset(checkout, "P=cifar").returncode != 0 and params(checkout) == EDITED
+    (checkout / "presets/mine.yaml").write_text(EDITED)  # kept as a preset it is not lost
+    assert preset(checkout, "P=cifar").returncode == 0 and params(checkout) == "preset: cifar\n"
+
+
+def test_an_unknown_preset_is_refused_in_one_sentence(checkout):
+    (checkout / "params.yaml").write_text(EDITED)
+    for variables in (["P=ciphar"], ["P=ciphar", "FORCE=1"], ["P="]):
+        refused = preset(checkout, *variables)
+        assert refused.returncode != 0 and "dvc was told" not in refused.stdout and params(checkout) == EDITED
+        name = variables[0].removeprefix("P=")
+        assert refused.stderr.splitlines()[0] == f"There is no preset '{name}'; there are: cifar demo"
+
+
+def test_a_copy_that_fails_runs_nothing(checkout):
+    (checkout / ".venv/bin/cp").write_text("#!/bin/sh\necho no space left >&2\nexit 1\n")
+    (checkout / ".venv/bin/cp").chmod(0o755)
+    failed = preset(checkout, "P=cifar")
+    assert failed.returncode != 0 and "no space left" in failed.stderr
+    assert "dvc was told" not in failed.stdout and params(checkout) == "preset: demo\n"
+
+
 def test_an_archive_without_git_is_told_what_to_do_before_anything_is_done(checkout):
     shutil.rmtree(checkout / ".git")
     (checkout / ".venv/.installed").unlink()  # not even the environment is made
