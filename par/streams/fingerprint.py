@@ -20,9 +20,8 @@ from par.files import canonical_json, read_json, sha256_bytes, write_text
 from par.schema import parse
 from par.streams.definition import SourceSettings, read_definition
 from par.streams.embedded import EMBEDDED
-from par.streams.official import OFFICIAL
 from par.streams.reading import SourceError
-from par.streams.sources import own_place
+from par.streams.sources import official_of, own_place
 
 DEFAULT_FOLDER = ".par/fingerprints"
 PACKAGES = {  # of the embedded data sets
@@ -129,7 +128,8 @@ def contents(stream: str, data_dir: Path, digests: Digests) -> dict[str, Content
         if dataset in EMBEDDED and settings.file is None:
             found[alias] = Content(f"{PACKAGES[dataset]} {version(PACKAGES[dataset])}", there=True)
             continue
-        own, official = own_place(settings.file or dataset, data_dir), OFFICIAL.get(dataset)
+        file = settings.file or dataset
+        own, official = own_place(file, data_dir), official_of(dataset, file)
         if own is not None:
             found[alias] = Content(digests.of([own]), there=True)
         elif official is not None and (places := official.present(data_dir)):

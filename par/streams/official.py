@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from par.files import sha256_bytes
+from par.streams.folders import pictures
 from par.streams.reading import SPLITS, Request, Source, SourceError, read_images, walk
 from par.streams.transforms import grey_to_rgb
 
@@ -314,6 +315,55 @@ def _dtd(request: Request) -> Source:
     return Source(request.dataset, classes, images, labels, digest.hexdigest(), notes=notes)
 
 
+GTSRB_MD5 = {
+    "GTSRB-Training_fixed.zip": "513f3c79a4c5141765e10e952eaa2478",
+    "GTSRB_Final_Test_Images.zip": "c7e4e6327067d32654124b0fe9e82185",
+    "GTSRB_Final_Test_GT.zip": "fe31e9c9270bbcd7b84b7f21a9d9d9e5",
+}
+GTSRB_PARTS = ("GTSRB/Training", "GTSRB/Final_Test/Images", "GT-final_test.csv")  # what the three archives hold
+
+
+def _gtsrb_places(data_dir: Path) -> list[Path]:
+    """The three archives, in ``data_dir`` or in torchvision's folder, or that folder where they are unpacked."""
+    folder, places = data_dir / "gtsrb", []
+    for archive, part in zip(GTSRB_MD5, GTSRB_PARTS):
+        packed = [path for path in (data_dir / archive, folder / archive) if path.exists()]
+        places += packed[:1] or ([folder] if (folder / part).exists() else [])
+    return places if len(places) == len(GTSRB_PARTS) else []
+
+
+def _gtsrb_present(data_dir: Path) -> list[Path]:
+    return [place / part if place.is_dir() else place for place, part in zip(_gtsrb_places(data_dir), GTSRB_PARTS)]
+
+
+def _gtsrb(request: Request) -> Source:
+    """GTSRB: 43 classes of traffic signs, 00000 to 00042. Images are of unlike sizes; no sign is in both splits."""
+    places = _gtsrb_places(request.data_dir)
+    for place in places:
+        if place.is_file():
+            _check_md5(place, GTSRB_MD5[place.name])
+    files: dict[str, list[str]] = {}
+    for split, place, part in zip(SPLITS, places, GTSRB_PARTS):
+        files[split] = [name for name in pictures(place)[0] if name.startswith(f"{part}/")]
+    ((_, content),) = walk(places[2], [GTSRB_PARTS[2]])
+    rows = csv.DictReader(io.StringIO(_text(content, f"{places[2]}: {GTSRB_PARTS[2]}"), newline=""), delimiter=";")
+    class_of = {f"{GTSRB_PARTS[1]}/{row.get('Filename')}": f"{row.get('ClassId') or '':0>5}" for row in rows}
+    if unknown := [name for name in files["test"] if name not in class_of]:
+        raise SourceError(f"{places[2]}: {GTSRB_PARTS[2]} lacks {unknown[0]}; {FETCH}.")
+    class_of |= {name: name.split("/")[-2] for name in files["train"]}
+    classes = tuple(sorted({class_of[name] for name in files["train"]}))
+    if strange := sorted({class_of[name] for name in files["test"]} - set(classes)):
+        raise SourceError(f"{places[2]}: the class {strange[0]} of a test image has no training image; {FETCH}.")
+    digest, images, labels = hashlib.sha256(), {}, {}
+    notes: tuple[str, ...] = ()
+    for split, place in zip(SPLITS, places):
+        images[split], remarks = read_images(place, files[split], request, digest)
+        labels[split] = np.array([classes.index(class_of[name]) for name in files[split]])
+        notes += remarks
+    digest.update(json.dumps(labels["train"].tolist() + labels["test"].tolist()).encode())
+    return Source(request.dataset, classes, images, labels, digest.hexdigest(), notes=notes)
+
+
 def _text(content: bytes, where: str) -> str:
     try:
         return content.decode("utf-8-sig")
@@ -543,6 +593,13 @@ OFFICIAL: dict[str, Official] = {
         _from_torchvision("DTD", split=("train",)),
         {"dtd-r1.0.1.tar.gz": DTD_MD5},
     ),
+    "gtsrb": Official(
+        f"{', '.join(GTSRB_MD5)}",
+        _gtsrb_present,
+        _gtsrb,
+        _from_torchvision("GTSRB", split=SPLITS),
+        GTSRB_MD5,
+    ),
     "miniimagenet": Official(
         "miniimagenet/ with mini-imagenet-cache-{train,val,test}.pkl or with images/*.jpg and {train,val,test}.csv",
         _miniimagenet_present,
@@ -554,3 +611,38 @@ OFFICIAL: dict[str, Official] = {
         _fceleba,
     ),
 }
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A part of a data set: of each of ``classes`` (none: all) the first ``train`` and ``test`` images of its splits.
+
+    ``size``: pixels of a side (None: as they are).
+    """
+
+    dataset: str
+    train: int
+    test: int
+    size: int | None = None
+    classes: tuple[str, ...] = ()
+
+
+# What streams name as `file`, by that name; `python -m par.streams.stand_ins` makes it.
+STAND_INS: dict[str, StandIn] = {
+    "gtsrb-ten": StandIn(
+        "gtsrb",
+        train=600,
+        test=100,
+        size=32,
+        classes=("00001", "00002", "00004", "00005", "00009", "00010", "00012", "00013", "00025", "00038"),
+    ),
+    "dtd-ten": StandIn(
+        "dtd",
+        train=80,
+        test=40,
+        size=64,
+        classes=("banded", "blotchy", "braided", "bubbly", "bumpy", "chequered", "cobwebbed", "cracked", "crosshatched",
+                 "crystalline"),
+    ),
+    "miniimagenet-small": StandIn("miniimagenet", train=36, test=6),
+}  # fmt: skip

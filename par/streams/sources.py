@@ -7,6 +7,8 @@ A data set is looked for in this order, and one :class:`SourceError` names all o
 3. the official archive, or torchvision's own layout, in ``<data_dir>``,
 4. torchvision's checksummed download into ``<data_dir>``.
 
+A stream that names a ``file`` of another name than the data set's means that one: 3 and 4 do not do.
+
 Sources are decoded once per process: a stage builds all its seeds from one copy in memory.
 """
 
@@ -21,7 +23,7 @@ import numpy as np
 
 from par.streams.embedded import EMBEDDED
 from par.streams.folders import holds_splits, image_folder
-from par.streams.official import OFFICIAL, Official
+from par.streams.official import GTSRB_PARTS, OFFICIAL, STAND_INS, Official
 from par.streams.reading import Request, Source, SourceError
 
 __all__ = ["Request", "Source", "SourceError", "load_source"]
@@ -48,11 +50,12 @@ def _from_disk(request: Request) -> Source:
     place = own_place(request.file, request.data_dir)
     if place is not None:
         return image_folder(request, place)
-    official = OFFICIAL.get(request.dataset)
+    official = official_of(request.dataset, request.file)
     if official is None:
         if (folder := request.data_dir / request.file).is_dir():
             return image_folder(request, folder)  # which says what it holds instead of splits
-        raise _not_found(request, None, "it has no official archive that this program knows")
+        what = "it" if request.file == request.dataset else f"the stream asks for {request.file}, which"
+        raise _not_found(request, None, f"{what} has no official archive that this program knows")
     if not official.present(request.data_dir):
         if official.download is None:
             raise _not_found(request, official, "it has no download")
@@ -91,15 +94,23 @@ def _read_official(request: Request, official: Official) -> Source:
 def own_place(file: str, data_dir: Path) -> Path | None:
     """The image folder or zip of that name, which is read rather than official files; None where there is neither."""
     for place in (data_dir / file, data_dir / f"{file}.zip"):
-        if place.suffix == ".zip" or holds_splits(place):
+        torchvisions = (place / GTSRB_PARTS[0]).is_dir()  # a part of its folder gtsrb/ is named like a split
+        if place.suffix == ".zip" or (holds_splits(place) and not torchvisions):
             if place.exists():
                 return place
     return None
 
 
+def official_of(dataset: str, file: str) -> Official | None:
+    """The official files that do for a data set which a stream asks for as ``file``, if any."""
+    return OFFICIAL.get(dataset) if file == dataset else None
+
+
 def _not_found(request: Request, official: Official | None, why: str) -> SourceError:
     looked_for = f"the image folder {request.file}/ or {request.file}.zip with <split>/<class>/<image>"
     remedies = [f"put {request.file}.zip (train/<class>/<image>, test/<class>/<image>) there"]
+    if request.file in STAND_INS:
+        remedies.append(f"`python -m par.streams.stand_ins {request.file}` cuts it from the official images")
     if official is not None:
         looked_for += f", {official.files}"
         remedies.append(f"put {official.files} there")

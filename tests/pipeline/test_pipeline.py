@@ -138,6 +138,7 @@ def test_equal_runs_are_equal_files_and_clocks_lie_apart(routed, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_sigterm_ends_a_stage_and_its_workers(routed, tmp_path):
     folder = shutil.copytree(routed, tmp_path / "project")
     (folder / "params.yaml").write_text(

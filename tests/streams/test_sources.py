@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import inspect
 import io
 import json
 import pickle
+import re
 import tarfile
 import zipfile
 from pathlib import Path
@@ -458,6 +460,8 @@ def test_published_checksums_are_torchvisions():
     assert {f"{name}.gz": md5 for name, md5 in official._FASHION.md5.items()} == dict(datasets.FashionMNIST.resources)
     assert official.SVHN_MD5 == {split: datasets.SVHN.split_list[split][2] for split in ("train", "test")}
     assert official.DTD_MD5 == datasets.DTD._MD5
+    written = inspect.getsource(datasets.GTSRB.download)  # they stand nowhere else
+    assert all(re.search(rf'{name}",.*?md5="{md5}"', written, re.DOTALL) for name, md5 in official.GTSRB_MD5.items())
 
 
 def test_svhn_counts_ten_as_zero(tmp_path, monkeypatch):
