@@ -1,17 +1,21 @@
 """Speed of the parts that a run spends its time in, as ratios measured in one run: `python -m benchmarks.speed`.
 
-Run it on an otherwise idle machine. Parts can be chosen: loop input workers memory cells distance.
+Run it on an otherwise idle machine. Parts can be chosen: loop input workers memory checkpoints
+cells distance.
 
 - loop: `trainer.fit` against a bare PyTorch loop with the same network, batches, layout and optimiser (goal: 0.97).
 - input: augmented, normalised images a second on one thread (goal: 25,000).
 - workers: two jobs side by side on one thread each against the same two one after the other on two (goal: 1.05).
 - memory: resident memory of a learner over the 100 tasks of demo_long (goal: flat within 2%).
+- checkpoints: processor time of a step of the demo that saves itself every five minutes, or at the end of every epoch,
+  against one that never does (goal: 1.01 at the default, five minutes).
 - cells, distance: `benchmarks/cells.py` (goals: 1.5 and 1.7) and `benchmarks/distance.py` (goal: 40).
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import subprocess
@@ -25,10 +29,11 @@ import psutil
 import torch
 from torch import nn
 
-from par.config import LearnerSettings, NetworkSettings, Recipe
+from par.config import CHECKPOINT_MINUTES, LearnerSettings, NetworkSettings, Recipe
 from par.methods.bases.method import NoHyper
 from par.networks.resnet import LightResNet18
 from par.operating_system import keep_large_blocks
+from par.settings import load, resolve
 from par.steps.chain_job import ChainJob, ChainTask
 from par.steps.store import Store
 from par.streams import build_stream
@@ -47,12 +52,17 @@ def some_images(count: int, augment: tuple[str, ...] = ("crop", "flip")) -> Imag
     return Images(pixels, generator.integers(CLASSES, size=count), (0.5,) * 3, (0.25,) * 3, augment)
 
 
-class Plain(trainer.Trainable):
-    """The least that `trainer.fit` trains: the paper's light ResNet18 with a head."""
+def resnet() -> nn.Module:
+    """The paper's light ResNet18 with a head."""
+    return nn.Sequential(LightResNet18(), nn.Linear(64, CLASSES))
 
-    def __init__(self):
+
+class Plain(trainer.Trainable):
+    """The least that `trainer.fit` trains: a network that classifies."""
+
+    def __init__(self, network: nn.Module):
         super().__init__()
-        self.network = nn.Sequential(LightResNet18(), nn.Linear(64, CLASSES))
+        self.network = network
 
     def modules_to_train(self):
         return [self.network]
@@ -77,7 +87,7 @@ def bare_epoch(network: nn.Module, images: Images) -> None:
 
 def measure_loop() -> None:
     images, valid, rounds = some_images(1280), some_images(2, ()), 5
-    fitted, bare, seconds = Plain(), Plain().network, {"fit": [], "bare": []}
+    fitted, bare, seconds = Plain(resnet()), resnet(), {"fit": [], "bare": []}
     for number in range(rounds + 1):
         for name in ("fit", "bare") if number % 2 else ("bare", "fit"):
             started = time.perf_counter()
@@ -110,7 +120,7 @@ def measure_input() -> None:
 def _train(threads: int, barrier, seconds) -> None:
     """Train for three epochs; the first warms up. Everybody starts the measured ones together."""
     torch.set_num_threads(threads)
-    network, images = Plain().network, some_images(1280)
+    network, images = resnet(), some_images(1280)
     bare_epoch(network, images)
     barrier.wait()
     started = time.perf_counter()
@@ -156,6 +166,27 @@ def measure_memory() -> None:
     )
 
 
+def measure_checkpoints() -> None:
+    settings = resolve(load("presets/demo.yaml"), "demo_split", "finetune")
+    seconds: dict[float, list[float]] = {math.inf: [], CHECKPOINT_MINUTES: [], 1e-9: []}
+    with tempfile.TemporaryDirectory() as folder:
+        (task, *_) = build_stream("demo_split", 0, folder, Path(folder) / "stream").tasks
+        chain, sizes = (ChainTask(0),), (len(task.samples("train")),)
+        for number in range(8):
+            for minutes in seconds if number % 2 else reversed(seconds):
+                job = ChainJob(settings, Path(folder) / "stream", 0, chain, sizes, "ends", torch.device("cpu"), minutes)
+                started = time.process_time()
+                job.run(Store(Path(folder) / f"store {number} {minutes}"), lambda n_images: None)
+                if number:  # the first round warms up
+                    seconds[minutes].append(time.process_time() - started)
+    never, default, always = map(min, seconds.values())
+    print(
+        f"checkpoints: a step of demo_split takes {default / never:.3f} times the processor time at the default "
+        f"{CHECKPOINT_MINUTES:g} minutes (goal 1.01), {always / never:.3f} times saved after each of "
+        f"{settings.recipe.epochs} epochs; {never:.2f} s without"
+    )
+
+
 def run_script(name: str) -> None:
     """A benchmark with a command line of its own, on one thread (it counts processor seconds)."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -167,6 +198,7 @@ PARTS = {
     "input": measure_input,
     "workers": measure_workers,
     "memory": measure_memory,
+    "checkpoints": measure_checkpoints,
     "cells": lambda: run_script("cells"),
     "distance": lambda: run_script("distance"),
 }

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from types import TracebackType
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
@@ -52,14 +51,6 @@ def _watch(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def say_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A ``sys.excepthook`` that reports Ctrl-C without a traceback; Python then ends as SIGINT ends a process."""
-    if issubclass(kind, KeyboardInterrupt):
-        print("Interrupted.", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
 
 
 def keep_large_blocks() -> None:

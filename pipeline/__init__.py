@@ -5,12 +5,25 @@ leave its stage running as an orphan, which writes into the outputs of the next 
 stage started by hand may outlive its shell (``nohup``).
 """
 
+from __future__ import annotations
+
 import os
 import sys
+from types import TracebackType
 
-from par.operating_system import die_with_parent, say_interrupted
 
+def say_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A ``sys.excepthook`` that reports Ctrl-C without a traceback; Python then ends as SIGINT ends a process."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("Interrupted.", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+# Before all other imports: only Python's own start, the tenth of a second before this file, still has a traceback.
 if sys.argv[:1] == ["-m"]:  # Python has just begun to look for the module that is to run
     sys.excepthook = say_interrupted
 if "DVC_STAGE" in os.environ:
+    from par.operating_system import die_with_parent
+
     die_with_parent()

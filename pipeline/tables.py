@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import platform
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -55,23 +58,45 @@ def _remove_unlisted(listed: Sequence[str]) -> None:
 
     DVC leaves the outputs of a stage that is no more, and a dependency on a folder counts all that is in it: a clone,
     which gets the outputs of the listed streams alone, would find this stage changed. Only streams that DVC has run
-    here are concerned (dvc.lock names them); its cache keeps their outputs.
+    here are concerned (dvc.lock names them), and only what its cache keeps: not what ``--no-commit`` left out.
     """
     lock = read_yaml("dvc.lock") if Path("dvc.lock").is_file() else {}
-    known = {item for stage in lock.get("stages", {}) for _, _, item in [stage.partition("@")]}
-    for stream in sorted(known - set(listed)):
+    digests: dict[str, dict[Path, str]] = {}  # of the outputs, by stream
+    for stage, ran in lock.get("stages", {}).items():
+        of_stream = digests.setdefault(stage.partition("@")[2], {})
+        of_stream.update({Path(out["path"]): out.get("md5", "") for out in ran.get("outs", ())})
+    for stream in sorted(digests.keys() - set(listed)):
         if NAME_PATTERN.fullmatch(stream):
             outputs = [folder / stream for folder in (CELLS, PLANS, STREAMS)]
             outputs += [folder / f"{stream}.json" for folder in (RESULTS, SEARCH_SECONDS, TRAIN_SECONDS)]
             outputs.append(DISTANCES / f"{stream}.csv")
             left = [path for path in outputs if path.exists()]
-            for path in left:
+            cached = [path for path in left if _is_in_cache(digests[stream].get(path))]
+            for path in cached:
                 path.unlink() if path.is_file() else shutil.rmtree(path)
-            if left:
+            if cached:
                 print(
-                    f"{stream} is no longer listed in params.yaml: removed {', '.join(map(str, left))}. DVC's cache "
+                    f"{stream} is no longer listed in params.yaml: removed {', '.join(map(str, cached))}. DVC's cache "
                     "keeps them; list the stream again, and dvc repro brings them back."
                 )
+            if lost := [str(path) for path in left if path not in cached]:
+                print(
+                    f"{stream} is no longer listed in params.yaml. DVC's cache does not hold {', '.join(lost)}, so "
+                    "they stay; remove them, or a clone, which lacks them, runs this stage again. To keep them list "
+                    "the stream again and run dvc commit."
+                )
+
+
+def _is_in_cache(digest: str | None) -> bool:
+    """Whether DVC's cache holds an output of that digest in dvc.lock; of a folder it writes the list last."""
+    return bool(digest) and (_cache() / str(digest)[:2] / str(digest)[2:]).is_file()
+
+
+@functools.cache
+def _cache() -> Path:
+    """Where the cache's files lie; asking dvc takes a second."""
+    done = subprocess.run([sys.executable, "-m", "dvc", "cache", "dir"], capture_output=True, text=True)
+    return Path(done.stdout.strip() or "nowhere") / "files/md5"
 
 
 def _inputs(config: Config) -> Inputs:

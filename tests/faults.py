@@ -151,44 +151,59 @@ def killed(target: str, number: signal.Signals) -> Callable[[Truth, random.Rando
                 command, cwd=folder, env=environment(folder), stdout=output, stderr=output, start_new_session=True
             )
             time.sleep(generator.random() ** 2 * 12)
-            family = _family(stage.pid)
-            if target == "group":
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(stage.pid, number)
-            else:
-                workers = [one for one in family[1:] if "resource_tracker" not in " ".join(_command(one))]
-                victim = family[0] if target == "stage" or not workers else generator.choice(workers)
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    victim.send_signal(number)
+            members = family(stage.pid)
+            strike(members, target, number, generator)
             started = time.monotonic()
-            if target != "worker":
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    stage.wait(LONGEST_WAIT)
-                waited = time.monotonic() - started
-                _, alive = psutil.wait_procs(family, SHUTDOWN_SECONDS)
-            else:
-                stage.wait()
-                waited, alive = 0.0, psutil.wait_procs(family, SHUTDOWN_SECONDS)[1]
-            alive = [survivor for survivor in alive if _command(survivor)]  # not those that init has yet to bury
-            names = [" ".join(_command(survivor)) for survivor in alive]
-            for survivor in alive:
-                survivor.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                stage.wait(LONGEST_WAIT if target != "worker" else None)
+            waited = time.monotonic() - started if target != "worker" else 0.0
+            alive = survivors(members)
         text = (folder / "output").read_text()
         finished = {path: path.stat().st_mtime_ns for path in (folder / ".par/store").glob("??/*.pt")}
         run_stage(folder, "train")
         lost = sum(path.stat().st_mtime_ns != moment for path, moment in finished.items())
-        remark = f"outlived {target} after {number.name}: {'; '.join(names)}" if alive else ""
+        remark = f"outlived {target} after {number.name}: {'; '.join(alive)}" if alive else ""
         return Outcome(digests(folder) != known.results, lost, waited, "Traceback" in text, remark)
 
     return cause
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all below it; nothing where it has ended."""
     try:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def strike(members: Sequence[psutil.Process], target: str, number: signal.Signals, generator: random.Random) -> str:
+    """Send a signal to ``dvc``, to the ``stage``, to a ``worker`` or to the process ``group`` of a family's parent.
+
+    Where there is no such member, it goes to the one above; returns whom it was sent to. The parent is dvc or a stage.
+    """
+    stages = [one for one in members if any(word.startswith("pipeline.") for word in _command(one))]
+    workers = [one for one in members if any("spawn_main" in word for word in _command(one))]
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+        if target == "group" and members:
+            os.killpg(members[0].pid, number)
+            return target
+        candidates = {"worker": workers, "stage": stages, "dvc": members[:1]}
+        for name in list(candidates)[list(candidates).index(target) :]:
+            if candidates[name]:
+                generator.choice(candidates[name]).send_signal(number)
+                return name
+    return "nobody"
+
+
+def survivors(members: Sequence[psutil.Process]) -> list[str]:
+    """Command lines of the members that live longer than they may from now on; these are killed."""
+    _, alive = psutil.wait_procs(members, SHUTDOWN_SECONDS)
+    commands = {one: " ".join(_command(one)) for one in alive}  # empty: ended, init has yet to bury it
+    for one, command in commands.items():
+        if command:
+            one.kill()
+    return [command for command in commands.values() if command]
 
 
 def _command(process: psutil.Process) -> Sequence[str]:

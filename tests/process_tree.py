@@ -15,11 +15,10 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from par.config import Config
-from tests.project import PARAMS, REPOSITORY
+from tests.project import PARAMS, REPOSITORY, OneStep
 
 assert pipeline
 MARK = "PAR_TEST_TREE"
@@ -32,14 +31,8 @@ sys.exit(shell.wait())
 """
 
 
-@dataclass(frozen=True)
-class Wait:
-    """A job (:class:`par.steps.workers.Job`) that takes time and no computing."""
-
-    label: str
-
-    def cost(self) -> int:
-        return 1
+class Wait(OneStep):
+    """A job that takes time and no computing."""
 
     def run(self, store: object, progress: Callable[[int], None]) -> tuple[int, int]:
         time.sleep(120)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -66,6 +67,16 @@ tables: {}
 tracking:
   experiment: par
 """
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """What is alike in jobs (:class:`par.steps.workers.Job`) of one step."""
+
+    label: str
+
+    def cost(self) -> int:
+        return 1
 
 
 def make_project(folder: Path, definition: str = DIGITS, params: str = PARAMS, stream: str = "tiny") -> Path:

@@ -23,7 +23,7 @@ from par.schema import ConfigError, Count, Fraction, Positive, Range, parse, rea
 from par.seeding import numpy_generator
 from par.streams.embedded import EMBEDDED
 from par.streams.findings import Finding, task_place
-from par.streams.sources import Request, Source, SourceError, load_source
+from par.streams.sources import Request, Source, SourceError, load_source, zips
 from par.streams.transforms import PALETTE, rotate
 from par.text import listing, one_line
 
@@ -263,7 +263,7 @@ class _Planner:
             raise ConfigError(f"{where} has both valid_pool and valid_share; give one.")
         dataset = settings.dataset or alias
         if dataset in EMBEDDED and settings.file is None:
-            for place in (data_dir / dataset, data_dir / f"{dataset}.zip"):
+            for place in (data_dir / dataset, *zips(dataset, data_dir)):
                 if place.exists():
                     raise ConfigError(
                         f"{where}: {place} has the name of an embedded data set, {dataset!r}; rename it and use that "

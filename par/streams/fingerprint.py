@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from par.files import canonical_json, read_json, sha256_bytes, write_text
 from par.schema import parse
@@ -35,13 +36,9 @@ SETTLED = 2.0  # seconds; a file changed later than that before it is read may c
 FOLLOWED = 3  # links to folders are followed in <top>/<split>/<class>
 
 
-class File(NamedTuple):
-    """A file below a place, or a folder or another thing that cannot be read (``size`` -1)."""
-
-    name: str
-    size: int
-    modified: int = 0
-    changed: int = 0
+# Name, size and times (ns) of modification and of change. A folder's name ends in a slash; that and another thing that
+# cannot be read have the size -1.
+Row = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -81,27 +78,28 @@ class Digests:
 
     def _digest(self, places: tuple[Path, ...]) -> str:
         now = time.time()
-        files = {place: list(_files(place)) for place in places}
-        listing = sha256_bytes(canonical_json([[place.name, sorted(files[place])] for place in places]).encode())
+        found = [(place, folder, rows) for place in places for folder, rows in _folders(place)]
+        # as the system lists them: should it list an unchanged folder in another order, that costs time and no reading
+        listing = sha256_bytes(repr([(place.name, folder, rows) for place, folder, rows in found]).encode())
         stem = self.folder / sha256_bytes(canonical_json(list(map(str, places))).encode())[:16]
         summary = {} if self.full else _remembered(stem.with_suffix(".json"))
         if summary.get("listing") == listing:
             return summary["words"]
         known = {} if self.full else _remembered(stem.with_suffix(".files.json"))
-        rows, settled = {}, {}
-        for place in places:
-            for file in files[place]:
-                name = f"{place.name}/{file.name}" if file.name else place.name
-                seen = [file.size, file.modified, file.changed]
-                *before, digest = known.get(name, [""])
+        digests, settled = {}, {}
+        for place, folder, rows in found:
+            for name, size, modified, changed in rows:
+                path = f"{place.name}/{folder}{name}" if folder or name else place.name
+                seen = [size, modified, changed]
+                *before, digest = known.get(path, [""])
                 if before != seen:
-                    digest = self._read(place / file.name) if file.size >= 0 else ""
-                rows[name] = digest
-                if file.changed < (now - SETTLED) * 1e9:
-                    settled[name] = [*seen, digest]
-        words = words_of(rows)
+                    digest = self._read(place / folder / name) if size >= 0 else ""
+                digests[path] = digest
+                if changed < (now - SETTLED) * 1e9:
+                    settled[path] = [*seen, digest]
+        words = words_of(digests)
         write_text(stem.with_suffix(".files.json"), canonical_json(settled))
-        complete = len(settled) == len(rows)
+        complete = len(settled) == len(digests)
         write_text(stem.with_suffix(".json"), canonical_json({"words": words, "listing": listing if complete else ""}))
         return words
 
@@ -146,30 +144,41 @@ def words_of(md5: Mapping[str, str]) -> str:
     return f"{sum(map(bool, md5.values()))} files, sha256 of their names and checksums {digest}"
 
 
-def _files(place: Path) -> Iterator[File]:
-    """Everything below a folder, in no order; for a file itself alone, with an empty name."""
-    if not place.is_dir():
-        status = place.stat()
-        yield File("", status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        return
+def _folders(place: Path) -> Iterator[tuple[str, list[Row]]]:
+    """What lies in a folder and in each one below it (``""``, ``"<name>/"``, ...), in no order.
+
+    Of a file there is one row without a name. Hundreds of thousands of files take half a second: each costs one call
+    of the system, which looks for it in its folder and not from the root on.
+    """
     top = place.stat()
+    if not stat.S_ISDIR(top.st_mode):
+        yield "", [("", top.st_size, top.st_mtime_ns, top.st_ctime_ns)]
+        return
     pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ((top.st_dev, top.st_ino),))]
     while pending:
         folder, above = pending.pop()
-        with os.scandir(place / folder) as entries:
-            for entry in entries:
-                name = f"{folder}{entry.name}"
-                if entry.is_dir():
-                    status = entry.stat()
-                    identity = (status.st_dev, status.st_ino)
-                    yield File(f"{name}/", -1)
-                    if identity not in above and (len(above) <= FOLLOWED or not entry.is_symlink()):
-                        pending.append((f"{name}/", (*above, identity)))
-                elif entry.is_file():
-                    status = entry.stat()
-                    yield File(name, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-                else:
-                    yield File(name, -1)
+        rows: list[Row] = []
+        descriptor = os.open(place / folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    if entry.is_file():
+                        status = entry.stat()
+                        rows.append((entry.name, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+                    elif entry.is_dir():
+                        status = entry.stat()
+                        identity = (status.st_dev, status.st_ino)
+                        rows.append((f"{entry.name}/", -1, 0, 0))
+                        if identity not in above and (len(above) <= FOLLOWED or not entry.is_symlink()):
+                            pending.append((f"{folder}{entry.name}/", (*above, identity)))
+                    else:
+                        rows.append((entry.name, -1, 0, 0))
+        except OSError as error:
+            error.filename = str(place / folder / (error.filename if isinstance(error.filename, str) else ""))
+            raise
+        finally:
+            os.close(descriptor)
+        yield folder, rows
 
 
 def _remembered(path: Path) -> dict[str, Any]:

@@ -92,13 +92,28 @@ def _read_official(request: Request, official: Official) -> Source:
 
 
 def own_place(file: str, data_dir: Path) -> Path | None:
-    """The image folder or zip of that name, which is read rather than official files; None where there is neither."""
-    for place in (data_dir / file, data_dir / f"{file}.zip"):
-        torchvisions = (place / GTSRB_PARTS[0]).is_dir()  # a part of its folder gtsrb/ is named like a split
-        if place.suffix == ".zip" or (holds_splits(place) and not torchvisions):
-            if place.exists():
-                return place
-    return None
+    """The image folder or zip of that name, which is read rather than official files; None where there is neither.
+
+    Raises:
+        SourceError: there are several zips, whose names differ in the case of their suffix alone.
+    """
+    place = data_dir / file
+    torchvisions = (place / GTSRB_PARTS[0]).is_dir()  # a part of its folder gtsrb/ is named like a split
+    if place.exists() if place.suffix.lower() == ".zip" else holds_splits(place) and not torchvisions:
+        return place
+    found = zips(file, data_dir)
+    if len(found) > 1:
+        raise SourceError(f"{data_dir} holds {' and '.join(path.name for path in found)}; keep one of them.")
+    return found[0] if found else None
+
+
+def zips(file: str, data_dir: Path) -> list[Path]:
+    """``<data_dir>/<file>.zip``, with the suffix in any case."""
+    wanted = data_dir / f"{file}.zip"
+    if not wanted.parent.is_dir():
+        return []
+    inside = (path for path in wanted.parent.iterdir() if path.stem == wanted.stem and path.suffix.lower() == ".zip")
+    return sorted(path for path in inside if path.exists())
 
 
 def official_of(dataset: str, file: str) -> Official | None:

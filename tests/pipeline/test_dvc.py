@@ -172,11 +172,38 @@ def test_only_what_dvc_made_of_unlisted_streams_is_removed(tmp_path, monkeypatch
     left = snapshot(tmp_path)
     _remove_unlisted(("listed",))
     assert snapshot(tmp_path) == left, "without dvc.lock nothing is known to be DVC's"
-    Path("dvc.lock").write_text("stages:\n  route@gone: {}\n  route@../elsewhere/gone: {}\n  tables: {}\n")
+    run(tmp_path, "dvc", "init", "-q", "--no-scm")
+    outs = {name: hashlib.md5(name.encode()).hexdigest() for name in ("plans/gone", "results/gone.json")}
+    cached = [outs["plans/gone"], hashlib.md5(b"x").hexdigest()]
+    for digest in cached:
+        place = Path(".dvc/cache/files/md5") / digest[:2] / digest[2:]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    others = ("data/streams/gone", "distances/gone.csv", "cells/gone")
+    lines = [f"    - {{path: {name}, md5: {digest}}}" for name, digest in outs.items()]
+    lines += [f"    - {{path: {name}, md5: {cached[1]}}}" for name in others]
+    stages = ["  route@gone:", "    outs:", *lines, "  route@../elsewhere/gone: {}", "  tables: {}"]
+    Path("dvc.lock").write_text("\n".join(["stages:", *stages]) + "\n")
     _remove_unlisted(("listed",))
-    assert all(Path(name).is_file() for name in (*own, "plans/listed/par.json"))
-    assert not any(Path(name).exists() for name in made)
-    assert "gone is no longer listed in params.yaml: removed cells/gone, plans/gone" in capsys.readouterr().out
+    kept = ("results/gone.json", "plans/listed/par.json")
+    assert all(Path(name).is_file() for name in (*own, *kept))
+    assert not any(Path(name).exists() for name in made if name not in kept)
+    said = capsys.readouterr().out
+    assert "gone is no longer listed in params.yaml: removed cells/gone, plans/gone" in said
+    assert "DVC's cache does not hold results/gone.json, so they stay" in said
+
+
+@pytest.mark.slow
+def test_what_no_commit_left_out_of_the_cache_stays(shared, tmp_path):
+    project = copy_of(shared, tmp_path / "project")
+    shutil.rmtree(project / ".dvc/cache")
+    run(project, "dvc", "pull", "-q")
+    (project / "params.yaml").write_text(params(shared / "data_dir", streams=("tiny", "folders")))
+    run(project, "dvc", "repro", "--no-commit")
+    (project / "params.yaml").write_text(params(shared / "data_dir"))
+    said = run(project, "dvc", "repro", "--no-commit").stdout
+    assert "DVC's cache does not hold" in said and (project / "results/folders.json").is_file()
+    assert nothing_to_run(project)
 
 
 @pytest.mark.slow

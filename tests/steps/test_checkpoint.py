@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.speed import Plain
 from par import seeding
 from par.cells.genotype import DARTS_V1
 from par.config import Config, ExpertSettings, NetworkSettings, Recipe, SearchSettings
@@ -22,7 +23,6 @@ from par.steps.search_job import SearchJob
 from par.steps.store import Store, entry_key, main
 from par.training import trainer
 from par.training.images import Images
-from par.training.losses import cross_entropy
 from tests.methods.tasks import through_a_file
 from tests.steps.streams import built
 
@@ -293,24 +293,12 @@ class Memory:
         self.states.append(through_a_file(state))
 
 
-class Dropping(trainer.Trainable):
+def dropping() -> Plain:
     """A network that drops units by torch's global generator."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.network = nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(144, 2)
-        )
-
-    def modules_to_train(self):
-        return [self.network]
-
-    def loss(self, batch):
-        return cross_entropy(self.predict(batch.images), batch.labels)
-
-    def predict(self, images):
-        return self.network(images)
+    torch.manual_seed(0)
+    return Plain(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(144, 2))
+    )
 
 
 def noise(n: int, seed: int, augment=()) -> Images:
@@ -333,7 +321,7 @@ RECIPES = {
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_fit_goes_on_from_every_epoch_bit_for_bit(recipe, keep_best):
     def fit(checkpoint):
-        model = Dropping()
+        model = dropping()
         torch.manual_seed(99)
         data = noise(30, 1, ("crop", "flip", "brightness")), noise(20, 2)
         log = trainer.fit(model, *data, RECIPES[recipe], "k", keep_best=keep_best, checkpoint=checkpoint)

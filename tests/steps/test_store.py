@@ -13,13 +13,13 @@ import subprocess
 import time
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
 
 from par.steps.store import Store, entry_key, main
 from par.steps.workers import run_jobs
+from tests.project import OneStep
 
 KEY = entry_key({"method": "finetune", "seed": 0})
 
@@ -122,14 +122,8 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@dataclass(frozen=True)
-class Keep:
+class Keep(OneStep):
     """A job that puts one entry of 100 kB into the store."""
-
-    label: str
-
-    def cost(self) -> int:
-        return 1
 
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
         is_new = store.get_or_compute(entry_key(self.label), lambda: torch.zeros(25_000))[1]

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -127,6 +128,14 @@ def test_ctrl_c_while_a_stage_imports_is_no_traceback(tmp_path):
     finally:
         output = tree.end()
     assert output == "Interrupted.\n"
+
+
+def test_ctrl_c_before_anything_else_is_imported_is_no_traceback(tmp_path):
+    (tmp_path / "ctypes.py").write_text("raise KeyboardInterrupt")  # the first of our imports that takes time
+    variables = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "DVC_STAGE": "train@tiny"}
+    command = [sys.executable, "-m", "pipeline.train", "--stream", "tiny"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "Interrupted.\n")
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,25 @@ def test_a_folder_and_its_zip_are_the_same_source(tmp_path):
     np.testing.assert_array_equal(folder.images["train"][0], random_image(1))
 
 
+def test_the_suffix_of_a_zip_may_be_in_capitals(tmp_path):
+    write_folder(tmp_path / "one" / "shapes")
+    (tmp_path / "two").mkdir()
+    zip_folder(tmp_path / "one" / "shapes").rename(tmp_path / "two" / "shapes.ZIP")
+    folder, archive = (load_source(request(tmp_path / place)) for place in ("one", "two"))
+    assert folder.digest == archive.digest
+    (tmp_path / "three").mkdir()
+    for name in ("shapes.ZIP", "shapes.Zip"):
+        (tmp_path / "three" / name).write_bytes(b"")
+    with pytest.raises(SourceError, match="holds shapes.ZIP and shapes.Zip; keep one of them"):
+        load_source(request(tmp_path / "three"))
+
+
+def test_a_zip_named_in_full_is_found_whatever_its_case(tmp_path):
+    write_folder(tmp_path / "shapes")
+    zip_folder(tmp_path / "shapes").rename(tmp_path / "mine.ZIP")
+    assert load_source(request(tmp_path, "mine.ZIP")).classes == ("circle", "square")
+
+
 def test_another_pixel_is_another_digest(tmp_path):
     for place in ("one", "two"):
         write_folder(tmp_path / place / "shapes")
