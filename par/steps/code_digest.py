@@ -27,6 +27,7 @@ PLUMBING = (
     "par.steps.archive",
     "par.steps.checkpoint",
     "par.steps.code_digest",
+    "par.steps.lease",
     "par.steps.store",
     "par.steps.worker",
     "par.steps.workers",
