@@ -57,7 +57,7 @@ test-avx2: $(STAMP) ## run the tests of test-fast as on a CPU without AVX-512
 	$(WITHOUT_AVX512) python -m pytest -m "not slow and not gpu"
 
 test-slurm: $(STAMP) ## run the tests that start a SLURM of their own on this machine (apt-get install slurm-wlm munge)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'submitit>=1.5,<2'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[slurm]'
 	python -m pytest -m slurm -n 0
 
 test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream, then as on a CPU without AVX-512

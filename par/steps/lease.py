@@ -34,7 +34,7 @@ OWNER = re.compile(r"(?P<host>\S+) (?P<process>\d{1,9}) (?P<machine>\S+) \w+\n")
 
 
 class Lease:
-    """The lease file ``path``, whose folder must exist; held from :meth:`acquire` to :meth:`release`."""
+    """The lease file ``path``, whose folder must exist; held from :meth:`acquire` to :meth:`release` or in a ``with``."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -72,6 +72,12 @@ class Lease:
             found = _read(self._path)
             if found is not None and found[0] == self._owner:  # no successor's
                 self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def _create(self) -> bool:
         try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from par.files import write_tensors
 from par.steps.store import Store
 from tests.project import PARAMS, STAGES, environment, make_project, run_stage
 from tests.slurm.cluster import Slurm
@@ -125,12 +126,6 @@ def without_clocks(value: Any) -> Any:
 
 def entries(project: Path) -> dict[str, bytes]:
     """All entries of the store as bytes, without clocks."""
-    from io import BytesIO
-
-    import torch
-
-    from par.files import write_tensors
-
     store, found = Store(project / ".par/store"), {}
     for entry in store.entries():
         file = project / "entry"

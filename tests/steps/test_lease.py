@@ -63,12 +63,10 @@ def dead_process() -> int:
 
 def hold_alone(folder: Path, path: Path) -> None:
     """Take the lease, and fail if another has it too."""
-    mine = Lease(path)
-    mine.acquire()
-    (folder / "held").mkdir()
-    time.sleep(0.001)
-    (folder / "held").rmdir()
-    mine.release()
+    with Lease(path):
+        (folder / "held").mkdir()
+        time.sleep(0.001)
+        (folder / "held").rmdir()
 
 
 def _in_a_tight_loop(_: int, folder: Path, path: Path) -> None:
