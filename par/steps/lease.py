@@ -34,7 +34,7 @@ OWNER = re.compile(r"(?P<host>\S+) (?P<process>\d{1,9}) (?P<machine>\S+) \w+\n")
 
 
 class Lease:
-    """The lease file ``path``, whose folder must exist. Held in a ``with``, or from :meth:`acquire` to :meth:`release`."""
+    """The lease file ``path``, whose folder must exist; held while a ``with`` lasts, or between two calls."""
 
     def __init__(self, path: Path):
         self._path = path

@@ -23,7 +23,7 @@ from tests.slurm.cluster import Slurm
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 PATIENCE = 300.0  # seconds until something is computed, on a busy machine
-LONG = "checkpoint_minutes: 1.0e-9\n" + PARAMS.replace("epochs: 2\n  batch", "epochs: 20\n  batch")
+LONG = "checkpoint_minutes: 1.0e-9\n" + PARAMS.replace("epochs: 2\n  batch", "epochs: 10\n  batch")
 CLUSTER = """
 memory_gb: 1
 poll_seconds: 1
@@ -33,7 +33,7 @@ hours: 1
 
 @pytest.fixture(scope="session")
 def routed(tmp_path_factory) -> Path:
-    """A project in which everything before the search is done."""
+    """A project in which everything before the search is done, its cluster.yaml included."""
     folder = make_project(tmp_path_factory.mktemp("slurm"), params=LONG)
     (folder / "cluster.yaml").write_text(CLUSTER)
     for stage in STAGES[:4]:
@@ -42,19 +42,20 @@ def routed(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def local(routed, tmp_path_factory) -> Path:
-    """The project with all steps computed by two workers of this machine."""
-    folder = shutil.copytree(routed, tmp_path_factory.mktemp("local") / "project")
-    (folder / "params.yaml").write_text(LONG.replace("workers: 1", "workers: 2"))
-    for stage in STAGES[4:6]:
-        run_stage(folder, stage)
+def searched(routed, tmp_path_factory) -> Path:
+    """The project with its searches done on this machine."""
+    folder = shutil.copytree(routed, tmp_path_factory.mktemp("searched") / "project")
+    run_stage(folder, "search")
     return folder
 
 
-@pytest.fixture
-def project(routed, tmp_path) -> Path:
-    """The project with nothing computed yet, all on SLURM from here."""
-    return shutil.copytree(routed, tmp_path / "project")
+@pytest.fixture(scope="session")
+def local(searched, tmp_path_factory) -> Path:
+    """The project with all steps computed by two workers of this machine."""
+    folder = shutil.copytree(searched, tmp_path_factory.mktemp("local") / "project")
+    (folder / "params.yaml").write_text(LONG.replace("workers: 1", "workers: 2"))
+    run_stage(folder, "train")
+    return folder
 
 
 def start(project: Path, slurm: Slurm, stage: str) -> subprocess.Popen[str]:
@@ -159,7 +160,8 @@ def is_in_the_middle(project: Path) -> bool:
     return len(list(store.entries())) > 4 and any(store.running())
 
 
-def test_slurm_and_local_workers_fill_the_same_store(project, local, slurm):
+def test_slurm_and_local_workers_fill_the_same_store(routed, local, slurm, tmp_path):
+    project = shutil.copytree(routed, tmp_path / "project")
     with every_entry_written_once(project):
         for stage in STAGES[4:6]:
             finish(start(project, slurm, stage))
@@ -169,9 +171,9 @@ def test_slurm_and_local_workers_fill_the_same_store(project, local, slurm):
 
 
 @pytest.fixture
-def training(project, slurm) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+def training(searched, slurm, tmp_path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     """The project in the middle of its training on SLURM."""
-    finish(start(project, slurm, "search"))
+    project = shutil.copytree(searched, tmp_path / "project")
     with every_entry_written_once(project):
         process = start(project, slurm, "train")
         wait_until(lambda: is_in_the_middle(project) and running_jobs(slurm), process)
