@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -104,7 +105,12 @@ def _published(definition: Definition, alias: str) -> _Published:
     settings = parse(SourceSettings, definition.sources.get(alias), alias)
     dataset = settings.dataset or alias
     if settings.file is None and dataset in EMBEDDED:
-        source = EMBEDDED[dataset]()
-        images = np.bincount(source.labels["train"]).min()
-        return _Published(len(source.classes), int(images), source.images["train"].shape[-1])
+        return _embedded(dataset)
     return PUBLISHED[dataset]
+
+
+@cache
+def _embedded(dataset: str) -> _Published:
+    source = EMBEDDED[dataset]()
+    images = np.bincount(source.labels["train"]).min()
+    return _Published(len(source.classes), int(images), source.images["train"].shape[-1])
