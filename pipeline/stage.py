@@ -165,18 +165,19 @@ def compute(jobs: Mapping[str, Job], config: Config, title: str, run: tracking.R
 
     store, planned = Store(resolve_path(DEFAULT_FOLDER)), [Planned(key, job) for key, job in jobs.items()]
     workers = workers_of(config.workers, config.workers_per_device, device_and_precision(config)[0])
-    check_outcome(run_jobs(planned, store, workers, title, cluster_in_use()), run)
+    outcome = run_jobs(planned, store, workers, title, cluster_in_use())
+    run.metrics({"steps_computed": outcome.steps_computed, "steps_reused": outcome.steps_reused})
+    check_outcome(outcome)
     return store
 
 
-def check_outcome(outcome: Outcome, run: tracking.Run) -> None:
-    """Print and record what was computed and what came from the store.
+def check_outcome(outcome: Outcome) -> None:
+    """Print what was computed and what came from the store.
 
     Raises:
         StageError: a job failed; what the others computed is in the store.
     """
     print(f"steps computed: {outcome.steps_computed}, from the store: {outcome.steps_reused}")
-    run.metrics({"steps_computed": outcome.steps_computed, "steps_reused": outcome.steps_reused})
     labels_of: dict[Failure, list[str]] = {}  # a full disk fails all jobs alike
     for label, failure in outcome.failures:
         labels_of.setdefault(failure, []).append(label)

@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -88,14 +88,30 @@ class Outcome:
         return Outcome(computed, reused, sorted(failures, key=lambda failed: failed[0]))
 
 
-def by_weight(jobs: Sequence[Planned]) -> list[Planned]:
+class Weighed(Protocol):
+    """What decides the order of jobs; see :class:`Planned`."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def after(self) -> str | None: ...
+
+    @property
+    def weight(self) -> float: ...
+
+
+AnyWeighed = TypeVar("AnyWeighed", bound=Weighed)
+
+
+def by_weight(jobs: Sequence[AnyWeighed]) -> list[AnyWeighed]:
     """In the order in which they are to be started: the heaviest first, a job that others wait for with the heaviest of
     them on top."""
     behind: dict[str, float] = {}
     for planned in jobs:
         if planned.after is not None:
             behind[planned.after] = max(behind.get(planned.after, 0.0), planned.weight)
-    return sorted(jobs, key=lambda planned: (-planned.weight - behind.get(planned.key, 0.0), planned.job.label))
+    return sorted(jobs, key=lambda planned: (-planned.weight - behind.get(planned.key, 0.0), planned.key))
 
 
 def attempt(job: Job, store: Store, progress: Callable[[int], None]) -> Result:

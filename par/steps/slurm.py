@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -199,10 +200,13 @@ def _watch(
 ) -> list[Result]:
     """Show how far the jobs are until all have ended; what became of them."""
     results: dict[str, Result] = {}
-    absent: dict[str, int] = {}
+    absent: dict[str, int] = {}  # polls since a job without a result was in the queue
     bar: tqdm | None = None
     while True:
         queue, images = _queue_or_none(), 0
+        for name in {places[key][0] for key, n_polls in absent.items() if n_polls and key not in results}:
+            with tempfile.TemporaryFile(dir=_folder(store) / name):
+                pass  # a client of NFS that creates a file learns what else is new in the folder
         for planned in jobs:
             if planned.key in results:
                 images += planned.job.cost()
