@@ -17,7 +17,7 @@ import pytest
 
 from par.files import write_tensors
 from par.steps.store import Store
-from tests.project import PARAMS, STAGES, environment, make_project, run_stage
+from tests.project import PARAMS, STAGES, environment, make_project, run, run_stage
 from tests.slurm.cluster import Slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
@@ -58,21 +58,24 @@ def local(searched, tmp_path_factory) -> Path:
     return folder
 
 
-def start(project: Path, slurm: Slurm, stage: str) -> subprocess.Popen[str]:
-    """Begin a stage whose jobs go to SLURM."""
+def start(project: Path, slurm: Slurm, *command: str) -> subprocess.Popen[str]:
+    """Begin ``python -m pipeline.<command>``, whose jobs go to SLURM."""
+    own = environment(project)
+    path = os.pathsep.join((own["PATH"], slurm.environment["PATH"]))
+    module, *arguments = command
     return subprocess.Popen(
-        [sys.executable, "-m", f"pipeline.{stage}", "--stream", "tiny"],
+        [sys.executable, "-m", f"pipeline.{module}", *arguments],
         cwd=project,
-        env=environment(project) | slurm.environment | {"PAR_EXECUTOR": "slurm", "PATH": path(project, slurm)},
+        env=own | slurm.environment | {"PAR_EXECUTOR": "slurm", "PATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def path(project: Path, slurm: Slurm) -> str:
-    """Where the environment's and SLURM's programs are."""
-    return os.pathsep.join((environment(project)["PATH"], slurm.environment["PATH"]))
+def start_training(project: Path, slurm: Slurm) -> subprocess.Popen[str]:
+    """Begin the stage ``train``."""
+    return start(project, slurm, "train", "--stream", "tiny")
 
 
 def finish(process: subprocess.Popen[str], check: bool = True) -> str:
@@ -160,14 +163,44 @@ def is_in_the_middle(project: Path) -> bool:
     return len(list(store.entries())) > 4 and any(store.running())
 
 
-def test_slurm_and_local_workers_fill_the_same_store(routed, local, slurm, tmp_path):
-    project = shutil.copytree(routed, tmp_path / "project")
+def test_fill_through_slurm_and_through_local_workers_makes_the_same_store_and_dvc_repro_assembles(slurm, tmp_path):
+    local, project = (make_project(tmp_path / name, params=LONG) for name in ("local", "slurm"))
+    for folder in (local, project):
+        run(folder, "dvc", "init", "-q", "--no-scm")
+        (folder / "cluster.yaml").write_text(CLUSTER)
+    run(local, sys.executable, "-m", "pipeline.fill", "--executor", "local")
     with every_entry_written_once(project):
-        for stage in STAGES[4:6]:
-            finish(start(project, slurm, stage))
+        finish(start(project, slurm, "fill"))
+        assert "nothing to do: all 11 steps" in finish(start(project, slurm, "fill"))
+        for folder in (local, project):
+            printed = run(folder, "dvc", "repro").stdout
+            assert "steps computed: 0, from the store: 2" in printed and "computed: 0, from the store: 9" in printed
     assert_same(project, local)
-    printed = finish(start(project, slurm, "train"))
-    assert "steps computed: 0" in printed and not slurm.ask("squeue", "--noheader").strip()
+    assert not slurm.ask("squeue", "--noheader").strip()
+
+
+def test_a_fill_that_is_killed_is_attached_to(slurm, tmp_path):
+    project = make_project(tmp_path / "slurm", params=LONG)
+    run(project, "dvc", "init", "-q", "--no-scm")
+    (project / "cluster.yaml").write_text(CLUSTER)
+    with every_entry_written_once(project):
+        process = start(project, slurm, "fill")
+        wait_until(lambda: any(Store(project / ".par/store").running()), process)
+        process.kill()
+        process.communicate()
+        queued = arrays(slurm)
+        again, seen = start(project, slurm, "fill"), set()
+        while again.poll() is None:
+            seen |= arrays(slurm)
+            time.sleep(0.2)
+        finish(again)
+    assert seen and seen <= queued, "the second fill has submitted anew"
+    assert "nothing to do" in finish(start(project, slurm, "fill"))
+
+
+def arrays(slurm: Slurm) -> set[str]:
+    """Numbers of the arrays that wait or run."""
+    return set(slurm.ask("squeue", "--noheader", "--format=%F").split())
 
 
 @pytest.fixture
@@ -175,7 +208,7 @@ def training(searched, slurm, tmp_path) -> Iterator[tuple[Path, subprocess.Popen
     """The project in the middle of its training on SLURM."""
     project = shutil.copytree(searched, tmp_path / "project")
     with every_entry_written_once(project):
-        process = start(project, slurm, "train")
+        process = start_training(project, slurm)
         wait_until(lambda: is_in_the_middle(project) and running_jobs(slurm), process)
         try:
             yield project, process
@@ -192,7 +225,7 @@ def test_a_cancelled_job_is_one_sentence_and_done_by_the_next_run(training, loca
     slurm.ask("scancel", victim)
     printed = finish(process, check=False)
     assert process.returncode == 1 and "left the queue without a result" in printed and "Traceback" not in printed
-    finish(start(project, slurm, "train"))
+    finish(start_training(project, slurm))
     assert_same(project, local)
 
 
