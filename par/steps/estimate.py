@@ -31,19 +31,24 @@ FALLBACK = "finetune"  # for a method that is not in the table
 
 @dataclass(frozen=True)
 class Kind:
-    """What steps have in common that take equally long an image; ``settings`` are JSON of the network and of the
-    method's hyper-parameters. ``width``: of the networks whose width params.yaml sets, else None."""
+    """What steps have in common that take equally long an image.
+
+    ``settings`` are JSON of the network, of the method's hyper-parameters and of the recipe; ``width`` that of the
+    networks whose width params.yaml sets, else None. ``stops``: early, by the recipe's patience.
+    """
 
     method: str
     settings: str
     width: int | None
     size: int
     device: str
+    stops: bool
 
 
 @dataclass(frozen=True)
 class _Method:
     ms: Positive
+    stopping_ms: Positive | None = None
     more: float = 0.0
 
 
@@ -59,10 +64,13 @@ def kind_of(settings: LearnerSettings, size: int, device: str, *, search: bool =
     """The kind of a learner's steps, or of its searches, on images of ``size`` pixels a side."""
     blocks = ("expert", "search") if search else load_method(settings.method).blocks
     alike = {name: to_plain(getattr(settings, name)) for name in blocks}
-    alike |= {} if search else {"hyper": to_plain(settings.hyper)}
+    alike |= {} if search else {"hyper": to_plain(settings.hyper), "recipe": to_plain(settings.recipe)}
     width = {"expert": settings.expert.channels, "network": settings.network.width}
     of_network = next((width[name] for name in blocks if name in width), None)
-    return Kind(SEARCH if search else settings.method, canonical_json(alike), of_network, size, device)
+    stops = (
+        not search and settings.recipe.patience is not None and 3 * settings.recipe.patience <= settings.recipe.epochs
+    )
+    return Kind(SEARCH if search else settings.method, canonical_json(alike), of_network, size, device, stops)
 
 
 def kind_of_job(job: Job) -> Kind | None:
@@ -99,7 +107,8 @@ class Throughput:
         row = parse(_Method, table.methods.get(kind.method, table.methods[FALLBACK]), f"{TABLE.name}: {kind.method}")
         scale = (kind.size / table.image_size) ** 2 * ((kind.width or table.width) / table.width) ** 2
         scale /= table.cuda if kind.device == "cuda" else 1
-        return n_images * scale * (row.ms + row.more * (n_tasks - 1) / 2) / 1000
+        ms = (kind.stops and row.stopping_ms) or row.ms
+        return n_images * scale * (ms + row.more * (n_tasks - 1) / 2) / 1000
 
 
 @cache

@@ -298,7 +298,8 @@ def _result(plain: dict[str, Any]) -> Result:
 def _lost(store: Store, place: Place) -> Failure:
     """Why a job ended without a word: the end of its log."""
     name, index = place
-    logs = sorted((_folder(store) / name).glob(f"*_{index}_0_log.out")) or sorted((_folder(store) / name).glob("*.out"))
+    is_array = len(read_json(_folder(store) / name / KEYS)) > 1
+    logs = sorted((_folder(store) / name).glob(f"*_{index}_0_log.out" if is_array else "*_log.out"))
     lines = logs[-1].read_text(errors="replace").strip().splitlines() if logs else []
     last = f"; the last line of {logs[-1]}: {lines[-1]}" if lines else f"; it left no log in {_folder(store) / name}"
     return Failure(f"it left the queue without a result (cancelled, out of time or memory, or its node failed){last}")
