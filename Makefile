@@ -14,7 +14,7 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: git-checkout help install repro status preset lint test test-fast test-avx2 test-exhaustive faults ui device
+.PHONY: git-checkout help install repro status preset lint test test-fast test-avx2 test-slurm test-exhaustive faults ui device
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,9 +56,13 @@ test-fast: $(STAMP) ## run the tests that take no more than a few seconds each
 test-avx2: $(STAMP) ## run the tests of test-fast as on a CPU without AVX-512
 	$(WITHOUT_AVX512) python -m pytest -m "not slow and not gpu"
 
+test-slurm: $(STAMP) ## run the tests that start a SLURM of their own on this machine (apt-get install slurm-wlm munge)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[slurm]'
+	python -m pytest -m slurm -n 0
+
 test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream, then as on a CPU without AVX-512
-	python -m pytest -m "not gpu"
-	$(WITHOUT_AVX512) python -m pytest -m "not gpu"
+	python -m pytest -m "not gpu and not slurm"
+	$(WITHOUT_AVX512) python -m pytest -m "not gpu and not slurm"
 
 faults: $(STAMP) ## break things in hundreds of ways; what came of it goes into docs/reliability.md
 	python -m tests.faults --write docs/reliability.md

@@ -29,6 +29,7 @@ PLUMBING = (
     "par.steps.cluster",
     "par.steps.code_digest",
     "par.steps.jobs",
+    "par.steps.lease",
     "par.steps.routed_chain",
     "par.steps.slots",
     "par.steps.slurm",

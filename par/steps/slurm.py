@@ -20,18 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from tqdm import tqdm
 
 from par.files import read_json, write_json
 from par.schema import ConfigError, to_plain
 from par.steps.cluster import Cluster
 from par.steps.jobs import Failure, Job, Outcome, Paced, Planned, Result, attempt, by_weight, compute_on_one_thread
+from par.steps.lease import Lease
 from par.steps.routed_chain import lacking
 from par.steps.store import Store
 
 KEYS = "keys.json"
 REPORT_SECONDS = 10.0
+MAX_TIMEOUTS = 100  # of one job, each of which goes on where it was; an epoch that outlasts the limit would never end
 ABSENT_POLLS = 2  # a job has ended when it is out of the queue this often in a row: its report may be late on the disk
 
 Place = tuple[str, int]  # name of an array and index of a job in it
@@ -98,7 +99,7 @@ def submit(jobs: Sequence[Planned], store: Store, cluster: Cluster) -> dict[str,
         return {}
     folder = _folder(store)
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "submit.lock"):
+    with Lease(folder / "submit.lease"):
         queue = _queue()
         _tidy(folder, queue)
         known = {key: place for place, key in _submitted(folder) if place in queue}
@@ -155,7 +156,7 @@ def _submit(jobs: Sequence[Planned], store: Store, cluster: Cluster, dependency:
     write_json(folder / KEYS, [planned.key for planned in jobs])
     waits = {} if dependency is None else {"dependency": dependency, "kill-on-invalid-dep": "yes"}
     try:
-        executor = submitit.SlurmExecutor(folder)
+        executor = submitit.SlurmExecutor(folder, max_num_timeout=MAX_TIMEOUTS)
         executor.update_parameters(
             job_name=name,
             partition=cluster.partition,
