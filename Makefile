@@ -14,7 +14,7 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: git-checkout help install repro status preset lint test test-fast test-avx2 test-slurm test-exhaustive faults ui device
+.PHONY: git-checkout help install repro status preset lint test test-fast test-avx2 test-slurm test-exhaustive faults fill ui device
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ install: $(STAMP) ## create the environment in .venv from requirements.lock
 
 repro: git-checkout $(STAMP) ## run the pipeline on params.yaml: all tables and figures (dvc repro)
 	dvc repro
+
+fill: git-checkout $(STAMP) ## compute all that params.yaml needs, here or with E=slurm on a cluster; then: make repro
+	python -m pipeline.fill $(if $(E),--executor $(E))
 
 status: git-checkout $(STAMP) ## say what `dvc repro` would run, data sets that changed or are missing included
 	python -m pipeline.fingerprints
