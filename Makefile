@@ -19,7 +19,8 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: git-checkout help install lock repro status preset lint test test-fast test-avx2 test-exhaustive faults ui device
+.PHONY: git-checkout help install lock repro status preset lint test test-fast test-avx2 test-slurm test-exhaustive \
+	faults fill ui device
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +29,9 @@ install: $(STAMP) ## create the environment in .venv from requirements.lock; wit
 
 repro: git-checkout $(STAMP) ## run the pipeline on params.yaml: all tables and figures (dvc repro)
 	dvc repro
+
+fill: git-checkout $(STAMP) ## compute all that params.yaml needs, here or with E=slurm on a cluster; then: make repro
+	python -m pipeline.fill $(if $(E),--executor $(E))
 
 status: git-checkout $(STAMP) ## say what `dvc repro` would run, data sets that changed or are missing included
 	python -m pipeline.fingerprints
@@ -63,9 +67,13 @@ test-fast: $(STAMP) ## run the tests that take no more than a few seconds each
 test-avx2: $(STAMP) ## run the tests of test-fast as on a CPU without AVX-512
 	$(WITHOUT_AVX512) python -m pytest -m "not slow and not gpu"
 
+test-slurm: $(STAMP) ## run the tests that start a SLURM of their own on this machine (apt-get install slurm-wlm munge)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[slurm]'
+	python -m pytest -m slurm -n 0
+
 test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream, then as on a CPU without AVX-512
-	python -m pytest -m "not gpu"
-	$(WITHOUT_AVX512) python -m pytest -m "not gpu"
+	python -m pytest -m "not gpu and not slurm"
+	$(WITHOUT_AVX512) python -m pytest -m "not gpu and not slurm"
 
 faults: $(STAMP) ## break things in hundreds of ways; what came of it goes into docs/reliability.md
 	python -m tests.faults --write docs/reliability.md

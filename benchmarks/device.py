@@ -32,7 +32,7 @@ from par.cells.genotype import DARTS_V1, GENOTYPE_OPERATIONS, KINDS
 from par.cells.operations import make_operation
 from par.cells.supernet import Supernet
 from par.config import Config, ExpertSettings, ExtractorSettings, NetworkSettings, Recipe, SearchSettings
-from par.device import card_of, hardware
+from par.device import hardware
 from par.files import write_json
 from par.networks.resnet import LightResNet18
 from par.relatedness.extractor import load_extractor
@@ -40,6 +40,7 @@ from par.schema import ConfigError
 from par.settings import resolve
 from par.steps.chain_job import ChainJob, ChainTask, assemble
 from par.steps.search_job import SearchJob
+from par.steps.slots import Workers
 from par.steps.store import Store
 from par.steps.workers import run_jobs
 from par.streams import build_stream, load_stream
@@ -352,10 +353,10 @@ def processes(plan: Plan) -> Iterator[Row]:
         def run(workers: int = workers) -> Row:
             job = ChainJob(settings, plan.stream, 0, (ChainTask(0),), (n_images,), "ends", plan.device)
             job = replace(job, precision=plan.precision)
-            n_cards = torch.cuda.device_count()
-            jobs = [replace(job, seed=seed, device=card_of(job.device, seed, n_cards)) for seed in range(workers)]
+            on_cards = Workers(workers, workers, torch.cuda.device_count())
+            jobs = [replace(job, seed=seed) for seed in range(workers)]
             started = time.perf_counter()
-            outcome = run_jobs(jobs, Store(plan.out / f"store {workers}"), workers, f"{workers} processes")
+            outcome = run_jobs(jobs, Store(plan.out / f"store {workers}"), on_cards, f"{workers} processes")
             seconds = time.perf_counter() - started
             assert not outcome.failures, outcome.failures
             images = sum(job.cost() for job in jobs)

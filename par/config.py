@@ -230,7 +230,8 @@ class Config:
     data_dir: str = "data/sources"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on a GPU with native bfloat16, else float32
-    workers: Count = 1
+    workers: Literal["auto"] | Count = "auto"  # auto: one a physical core, on CUDA workers_per_device a card
+    workers_per_device: Count = 1
     checkpoint_minutes: Positive = CHECKPOINT_MINUTES  # at most that often a step in progress saves itself
     # after which steps test images are predicted: after all (full), as far as AP and AF need (ends), or full for chains
     # of up to 20 tasks and ends for longer ones (auto)

@@ -1,4 +1,4 @@
-"""The device that computes, its name, and which of several cards a job takes."""
+"""The device that computes, and its name."""
 
 from __future__ import annotations
 
@@ -28,22 +28,15 @@ def resolve_device(name: str) -> torch.device:
 
 
 def hardware(device: torch.device) -> str:
-    """The device's model in words, of a CPU with the number of cores that this process may use, for reports."""
+    """The device's model in words, of a CPU with the number of cores that this process may use, for reports.
+
+    A machine without a GPU can assemble what the GPUs of a cluster have computed.
+    """
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "a GPU of the cluster"
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     model = models[0] if models else platform.processor() or platform.machine()
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{model}, {n_cores} cores"
-
-
-def card_of(device: torch.device, number: int, n_cards: int) -> torch.device:
-    """The device of job ``number`` (from 0): where ``device`` is ``cuda`` without a card's number, the cards in turn.
-
-    The number decides nothing that is learned, so it is no part of a step's key.
-    """
-    if device.type != "cuda" or device.index is not None:
-        return device
-    return torch.device("cuda", number % max(1, n_cards))

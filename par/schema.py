@@ -202,7 +202,14 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and types.NoneType in arguments:
             return None
-        return convert(arguments[0], value, where)
+        words = [word for kind in arguments if typing.get_origin(kind) is Literal for word in typing.get_args(kind)]
+        if value in words and isinstance(value, str):
+            return value
+        (kind,) = (kind for kind in arguments if kind is not types.NoneType and typing.get_origin(kind) is not Literal)
+        if words and isinstance(value, str):
+            allowed = " or ".join([*words, _describe(kind)])
+            raise ConfigError(f"{where} = {shown(value)} is not allowed; allowed is {allowed}.")
+        return convert(kind, value, where)
     if origin is Literal:
         if value not in arguments or isinstance(value, bool) != isinstance(arguments[0], bool):
             raise ConfigError(

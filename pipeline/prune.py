@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 
 from par.config import Config, resolve_path
-from par.device import resolve_device
 from par.settings import load
 from par.steps.chain_job import prediction_key
 from par.steps.store import DEFAULT_FOLDER, Store
@@ -41,7 +40,7 @@ def used_keys(config: Config, store: Store) -> set[str]:
     try:
         for stream in config.streams:
             steps |= {job.key for job in search.jobs_of(config, stream).values()}
-            for chains in train.jobs_of(config, stream, resolve_device(config.device)).values():
+            for chains in train.jobs_of(config, stream).values():
                 for job in chains:
                     tasks, keys = load_stream(job.directory).tasks, job.step_keys()
                     steps |= set(keys)

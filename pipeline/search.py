@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from par.config import Config, resolve_path
-from par.device import card_of, resolve_device
+from par.config import Config
 from par.files import write_atomically, write_csv, write_json
 from par.relatedness.plan import read_plan
 from par.settings import resolve
 from par.steps.search_job import SearchJob
-from par.steps.store import DEFAULT_FOLDER, Store
-from par.steps.workers import run_jobs
 from par.streams import load_stream
-from par.training.precision import resolve_precision
-from pipeline.stage import CELLS, PLANS, SEARCH_SECONDS, STREAMS, check_outcome, run_stage, untimed
+from pipeline.stage import CELLS, PLANS, SEARCH_SECONDS, STREAMS, compute, device_and_precision, run_stage, untimed
 from pipeline.tracking import Run
 
 
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``cells/<stream>/<variant>/<seed>/<task>.json`` (genotype) and ``.csv`` (the course of the search), and
     ``seconds/search/<stream>.json``."""
-    store = Store(resolve_path(DEFAULT_FOLDER))
     jobs = jobs_of(config, stream)
     distinct = {job.key: job for job in jobs.values()}  # variants share searches
-    n_cards = torch.cuda.device_count()
-    on_cards = [replace(job, device=card_of(job.device, i, n_cards)) for i, job in enumerate(distinct.values())]
-    outcome = run_jobs(on_cards, store, config.workers, f"search {stream}")
-    check_outcome(outcome, run)
+    store = compute(distinct, config, f"search {stream}", run)
 
     seconds: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in config.par_learners(stream)}
 
@@ -63,8 +52,7 @@ def jobs_of(config: Config, stream: str) -> dict[tuple[str, int, int], SearchJob
 def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
     """The searches that a variant's plan asks for."""
     plan = read_plan(PLANS / stream / f"{variant}.json")
-    settings, device = resolve(config, stream, variant), resolve_device(config.device)
-    precision = resolve_precision(config.precision, device)
+    settings, (device, precision) = resolve(config, stream, variant), device_and_precision(config)
     jobs = []
     for seed in config.seeds:
         directory = STREAMS / stream / str(seed)

@@ -23,7 +23,11 @@ from par.streams import SourceError
 from pipeline import tracking
 
 if TYPE_CHECKING:  # a stage that trains nothing need not import torch
-    from par.steps.workers import Failure, Outcome
+    import torch
+
+    from par.steps.jobs import Failure, Job, Outcome
+    from par.steps.store import Store
+    from par.training.precision import Precision
 
 # Where the stages' files lie, relative to the checkout (or to the temporary one of ``dvc exp run --temp``).
 FINGERPRINTS = Path("data/fingerprints")
@@ -122,14 +126,58 @@ def _how_to_undo(error: Exception) -> str:
     return " params.yaml keeps what an experiment's -S or an edit wrote; to take it back: git checkout params.yaml"
 
 
-def check_outcome(outcome: Outcome, run: tracking.Run) -> None:
-    """Print and record what was computed and what came from the store.
+def device_and_precision(config: Config) -> tuple[torch.device, Precision]:
+    """What the steps of params.yaml are computed on, here or on the nodes of the cluster in use.
+
+    Raises:
+        ConfigError: it is not there, or cannot be known from here.
+    """
+    import torch
+
+    from par.device import resolve_device
+    from par.steps.cluster import CLUSTER_FILE, cluster_in_use
+    from par.training.precision import resolve_precision
+
+    cluster = cluster_in_use()
+    if cluster is None:
+        device = resolve_device(config.device)
+        return device, resolve_precision(config.precision, device)
+    if config.device == "cuda" and not cluster.gpus:
+        raise ConfigError(f"device = 'cuda', but {CLUSTER_FILE} asks for no GPU (gpus: 0); change one of them.")
+    if config.device == "cpu" or not cluster.gpus:
+        return torch.device("cpu"), resolve_precision(config.precision, torch.device("cpu"))
+    if config.precision == "auto":
+        raise ConfigError("precision = 'auto' cannot be known before a job is on its GPU; choose bf16 or float32.")
+    return torch.device("cuda"), config.precision
+
+
+def compute(jobs: Mapping[str, Job], config: Config, title: str, run: tracking.Run) -> Store:
+    """Let the store have what the ``jobs`` leave there, by the key of their last step; returns the store.
+
+    Raises:
+        StageError: see :func:`check_outcome`.
+    """
+    from par.steps.cluster import cluster_in_use
+    from par.steps.jobs import Planned
+    from par.steps.slots import workers_of
+    from par.steps.store import DEFAULT_FOLDER, Store
+    from par.steps.workers import run_jobs
+
+    store, planned = Store(resolve_path(DEFAULT_FOLDER)), [Planned(key, job) for key, job in jobs.items()]
+    workers = workers_of(config.workers, config.workers_per_device, device_and_precision(config)[0])
+    outcome = run_jobs(planned, store, workers, title, cluster_in_use())
+    run.metrics({"steps_computed": outcome.steps_computed, "steps_reused": outcome.steps_reused})
+    check_outcome(outcome)
+    return store
+
+
+def check_outcome(outcome: Outcome) -> None:
+    """Print what was computed and what came from the store.
 
     Raises:
         StageError: a job failed; what the others computed is in the store.
     """
     print(f"steps computed: {outcome.steps_computed}, from the store: {outcome.steps_reused}")
-    run.metrics({"steps_computed": outcome.steps_computed, "steps_reused": outcome.steps_reused})
     labels_of: dict[Failure, list[str]] = {}  # a full disk fails all jobs alike
     for label, failure in outcome.failures:
         labels_of.setdefault(failure, []).append(label)

@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from par.cells.genotype import from_json
-from par.config import PAR, Config, LearnerSettings, resolve_path
-from par.device import card_of, hardware, resolve_device
+from par.config import PAR, Config, LearnerSettings
+from par.device import hardware
 from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
 from par.relatedness.plan import chains, read_plan
 from par.schema import to_plain
 from par.settings import resolve
 from par.steps.chain_job import ChainJob, ChainTask, assemble, plan_chains
-from par.steps.store import DEFAULT_FOLDER, Store
-from par.steps.workers import run_jobs
+from par.steps.store import Store
 from par.streams import load_stream
-from par.training.precision import resolve_precision
-from pipeline.stage import CELLS, PLANS, RUNS, STREAMS, TRAIN_SECONDS, StageError, check_outcome, run_stage, untimed
+from pipeline.stage import (
+    CELLS,
+    PLANS,
+    RUNS,
+    STREAMS,
+    TRAIN_SECONDS,
+    StageError,
+    compute,
+    device_and_precision,
+    run_stage,
+    untimed,
+)
 from pipeline.tracking import Run
+
+Cell = Callable[[str, str, int, int], Mapping[str, Any]]  # genotype by stream, variant, seed and the task searched for
 
 
 def main(config: Config, stream: str, run: Run) -> None:
     """Write ``runs/<stream>/<learner>/<seed>/`` (contract in README, section Architecture), ``hardware.json`` and
     ``seconds/train/<stream>.json``."""
-    store, device = Store(resolve_path(DEFAULT_FOLDER)), resolve_device(config.device)
-    jobs = jobs_of(config, stream, device)
+    jobs = jobs_of(config, stream)
     distinct = {job.step_keys()[-1]: job for chain in jobs.values() for job in chain}  # variants share chains
-    n_cards = torch.cuda.device_count()
-    on_cards = [replace(job, device=card_of(job.device, i, n_cards)) for i, job in enumerate(distinct.values())]
-    outcome = run_jobs(on_cards, store, config.workers, f"train {stream}")
-    check_outcome(outcome, run)
+    store = compute(distinct, config, f"train {stream}", run)
 
     seconds: dict[str, dict[str, Any]] = {learner: {} for learner in config.learners(stream)}
 
     def write(draft: Path) -> None:
         draft.mkdir()
-        in_bf16 = resolve_precision(config.precision, device) == "bf16"
+        device, precision = device_and_precision(config)
+        in_bf16 = precision == "bf16"
         write_json(draft / "hardware.json", {"device": hardware(device) + (", bf16" if in_bf16 else "")})
         for (learner, seed), chain in jobs.items():
             with run.child(f"{learner} seed {seed}") as child:
@@ -50,21 +56,34 @@ def main(config: Config, stream: str, run: Run) -> None:
     write_json(TRAIN_SECONDS / f"{stream}.json", seconds)
 
 
-def jobs_of(config: Config, stream: str, device: torch.device) -> dict[tuple[str, int], list[ChainJob]]:
+def genotype_found(stream: str, variant: str, seed: int, task: int) -> Mapping[str, Any]:
+    """The genotype, as JSON has it, that the stage ``search`` has written.
+
+    Raises:
+        StageError: there is none.
+    """
+    path = CELLS / stream / variant / str(seed) / f"{task}.json"
+    try:
+        return from_json(read_json(path)["genotype"]).to_json()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise StageError(f"{path} holds no genotype ({error}); run the stage search again.") from None
+
+
+def jobs_of(config: Config, stream: str, cell: Cell = genotype_found) -> dict[tuple[str, int], list[ChainJob]]:
     """The chains of every learner and seed; a wrong hyper-parameter is found before there is a job."""
     settings = {learner: resolve(config, stream, learner) for learner in config.learners(stream)}
     return {
-        (learner, seed): _jobs(settings[learner], stream, seed, config, device)
+        (learner, seed): _jobs(settings[learner], stream, seed, config, cell)
         for learner in settings
         for seed in config.seeds
     }
 
 
-def _jobs(settings: LearnerSettings, stream: str, seed: int, config: Config, device: torch.device) -> list[ChainJob]:
+def _jobs(settings: LearnerSettings, stream: str, seed: int, config: Config, cell: Cell) -> list[ChainJob]:
     """The chains of one learner and seed."""
-    directory = STREAMS / stream / str(seed)
+    directory, (device, precision) = STREAMS / stream / str(seed), device_and_precision(config)
     tasks = load_stream(directory).tasks
-    routed = _routed(stream, settings.learner, seed) if settings.method == PAR else []
+    routed = _routed(stream, settings.learner, seed, cell) if settings.method == PAR else []
     return [
         ChainJob(
             settings=settings,
@@ -74,30 +93,21 @@ def _jobs(settings: LearnerSettings, stream: str, seed: int, config: Config, dev
             sizes=tuple(tasks[planned.index].counts["train"] for planned in chain),
             predict=config.predict,
             device=device,
-            precision=resolve_precision(config.precision, device),
+            precision=precision,
             checkpoint_minutes=config.checkpoint_minutes,
         )
         for chain in plan_chains(settings.method, len(tasks), routed)
     ]
 
 
-def _routed(stream: str, variant: str, seed: int) -> list[list[ChainTask]]:
+def _routed(stream: str, variant: str, seed: int, cell: Cell) -> list[list[ChainTask]]:
     """The groups of a variant's plan, each task with the cell of its group's expert."""
     decisions = read_plan(PLANS / stream / f"{variant}.json")[seed]
-    cells = CELLS / stream / variant / str(seed)
-    genotypes = {decision.cell_from: _genotype(cells / f"{decision.cell_from}.json") for decision in decisions}
+    genotypes = {one.cell_from: cell(stream, variant, seed, one.cell_from) for one in decisions}
     return [
         [ChainTask(task, genotypes[decisions[task].cell_from], decisions[task].head_only) for task in group]
         for group in chains(decisions)
     ]
-
-
-def _genotype(path: Path) -> dict[str, list[Any]]:
-    """The genotype, as JSON has it, in a file of the stage ``search``."""
-    try:
-        return from_json(read_json(path)["genotype"]).to_json()
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise StageError(f"{path} holds no genotype ({error}); run the stage search again.") from None
 
 
 def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, child: Run) -> dict[str, Any]:

@@ -5,23 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from par.device import card_of, resolve_device
-
-
-@pytest.mark.parametrize(
-    "name, number, n_cards, expected",
-    [
-        ("cuda", 0, 2, "cuda:0"),
-        ("cuda", 2, 2, "cuda:0"),
-        ("cuda", 3, 2, "cuda:1"),
-        ("cuda", 5, 1, "cuda:0"),
-        ("cuda:1", 4, 3, "cuda:1"),
-        ("cpu", 3, 2, "cpu"),
-        ("cpu", 3, 0, "cpu"),
-    ],
-)
-def test_which_card_a_job_takes(name, number, n_cards, expected):
-    assert card_of(torch.device(name), number, n_cards) == torch.device(expected)
+from par.device import resolve_device
 
 
 @pytest.mark.parametrize("there, expected", [(True, "cuda"), (False, "cpu")])

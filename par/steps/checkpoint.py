@@ -17,7 +17,9 @@ class RunningStep:
     ended are in the store as parts of the step, so that no other state is needed. The key depends on everything that
     decides the step's result, the code included: a file of other settings or of other code has another name.
 
-    To be made by who holds the store's lock on ``key``, and to be followed by :func:`forget` when the entry is there.
+    To be made by who holds the store's lease on ``key``, and to be followed by :func:`forget` when the entry is there.
+    Two that both hold it for a while (:mod:`par.steps.lease`) replace each other's file, whole; whoever goes on from
+    either ends with the same bits.
 
     Args:
         minutes: that lie between two saves at least.

@@ -11,6 +11,7 @@ version or no plain data is reported, set aside as ``<key>.bad`` and computed ag
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import io
 import os
@@ -24,17 +25,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 
 from par import files
 from par.config import resolve_path
 from par.steps.archive import ArchiveError, read_archive, write_archive
+from par.steps.lease import Lease
 
 DIGEST_BYTES = 32
 DEFAULT_FOLDER = ".par/store"
 ENTRY_NAME = re.compile(r"(?P<shard>[0-9a-f]{2})/(?P<key>(?P=shard)[0-9a-f]{62})\.pt")
 SECONDS_PER_DAY = 86400
-# of a killed process; one that lives writes its drafts in seconds and its checkpoints every few minutes
+# Of a killed process; one that lives writes its drafts in seconds, touches its leases several times a minute and writes
+# its checkpoints every few minutes. Earlier versions had locks/.
 LEFTOVERS = ("??/*.bad*", "??.bad*", "??/.*", "locks/*", "running/*", "running/.*")
 
 
@@ -48,7 +50,7 @@ class DamagedEntryError(ValueError):
 
 
 class Store:
-    """Entries by key in ``folder``; safe for any number of processes that share the folder.
+    """Entries by key in ``folder``; safe for any number of processes, on any number of machines, that share the folder.
 
     All methods raise OSError, naming the folder, where the disk is full, read-only, ...; nothing is half-written then.
     """
@@ -59,6 +61,10 @@ class Store:
     def path(self, key: str) -> Path:
         """Where the entry ``key`` lies."""
         return self.folder / key[:2] / f"{key}.pt"
+
+    def lease_path(self, key: str) -> Path:
+        """Where the lease of the process lies that computes the entry ``key``."""
+        return self.path(key).with_name(f".{key}.lease")
 
     def running_path(self, key: str) -> Path:
         """Where the checkpoint of the entry ``key`` lies while it is computed (:mod:`par.steps.checkpoint`)."""
@@ -95,16 +101,18 @@ class Store:
     def get_or_compute(self, key: str, compute: Callable[[], Any]) -> tuple[Any, bool]:
         """The entry and whether it had to be computed.
 
-        A lock per key keeps two processes (an orphan of a killed pipeline and its successor, say) from computing the
-        same entry: the second waits and reads.
+        A lease per key keeps two processes (an orphan of a killed pipeline and its successor, or two nodes) from
+        computing the same entry: the second waits and reads. It lies beside the entry, because a client of NFS that
+        creates a file learns what else is new in the folder. If both compute after all, equal entries replace each
+        other.
         """
         entry = self.get(key)
         if entry is not None:
             return entry, False
-        lock = FileLock(self.folder / "locks" / f"{key}.lock")
+        lease = Lease(self.lease_path(key))
         with self._naming_the_folder():
-            Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
+            self.path(key).parent.mkdir(parents=True, exist_ok=True)
+            lease.acquire()
         try:
             entry = self.get(key)
             if entry is not None:
@@ -114,7 +122,7 @@ class Store:
                 write_entry(self.path(key), entry)
             return entry, True
         finally:
-            lock.release()
+            lease.release()
 
     def add(self, name: str, content: bytes) -> bool:
         """Keep the bytes of the entry ``<two digits>/<key>.pt`` of another store; False where a good one is here.
@@ -199,6 +207,10 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except IsADirectoryError:
         raise DamagedEntryError("is a folder") from None
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return path.read_bytes()  # another client of NFS has replaced it while we read
 
 
 def _unpack(name: str, content: bytes) -> Any:

@@ -1,7 +1,4 @@
-"""Jobs that fill the store, run one after another or in local worker processes, with the same results.
-
-Every job computes with one CPU thread, whatever the number of workers: sums then have one order, and two jobs side by
-side measured 1.05-1.14 times the throughput of one job on two threads (`benchmarks.speed workers`, sources.md#cpu).
+"""Jobs that fill the store, run one after another, in local worker processes or on a cluster, with the same results.
 
 A worker is a child process with a connection to its parent and nothing else: no pool that breaks with one of them, no
 helper process that could be left over. What a killed worker finished is in the store, so its job runs once more in a
@@ -15,101 +12,140 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from par.files import in_words
-from par.operating_system import keep_large_blocks
-from par.schema import ConfigError
+from par.steps.cluster import Cluster
+from par.steps.jobs import Failure, Job, Outcome, Paced, Planned, Result, attempt, by_weight, compute_on_one_thread
+from par.steps.slots import Slot, Slots, Workers, physical_cores
 from par.steps.store import Store
-from par.streams import SourceError
-from par.training.trainer import DivergedError
 
 REFRESH_SECONDS = 0.5
+SLOT_SECONDS = 1.0  # between two looks for a free slot
 ATTEMPTS = 2
 
 
-class Job(Protocol):
-    """A piece of work whose results go into the store; a frozen, picklable dataclass."""
-
-    @property
-    def label(self) -> str:
-        """For people."""
-
-    def cost(self) -> int:
-        """Training images it goes through at most: for the progress bar, and to start the longest first."""
-
-    def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
-        """Do what the store lacks; returns how many steps were computed and how many were there already."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a job failed: a sentence, or the traceback of an exception that no user can cause (``is_bug``)."""
-
-    text: str
-    is_bug: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What :func:`run_jobs` did; ``failures`` are the labels of the failed jobs, in order, and why each failed."""
-
-    steps_computed: int
-    steps_reused: int
-    failures: list[tuple[str, Failure]]
-
-
-@dataclass(frozen=True)
-class _Result:
-    label: str
-    steps_computed: int = 0
-    steps_reused: int = 0
-    failure: Failure | None = None
-
-
-def run_jobs(jobs: Sequence[Job], store: Store, workers: int, title: str) -> Outcome:
-    """Run all jobs, ``workers`` at a time, under a progress bar with an ETA; a failing one does not stop the others.
+def run_jobs(
+    jobs: Sequence[Job | Planned],
+    store: Store,
+    workers: Workers | int,
+    title: str,
+    cluster: Cluster | None = None,
+) -> Outcome:
+    """Run all jobs under a progress bar with an ETA; a failing one stops only those that wait for it.
 
     To be called in the main thread, which no worker outlives.
+
+    Args:
+        workers: how many run at a time on this machine.
+        cluster: where it is given, they are submitted there instead and waited for; all have to be ``Planned`` then.
     """
-    jobs = sorted(jobs, key=lambda job: (-job.cost(), job.label))
-    total = sum(job.cost() for job in jobs)
+    planned = [job if isinstance(job, Planned) else Planned(f"job {n}", job) for n, job in enumerate(jobs)]
+    if cluster is not None:
+        from par.steps import slurm
+
+        return slurm.run(planned, store, cluster, title)
+    if isinstance(workers, int):
+        workers = Workers(workers, max(workers, physical_cores()))
+    total = sum(one.job.cost() for one in planned)
     with tqdm(total=total, desc=title, unit="img", unit_scale=True, mininterval=REFRESH_SECONDS) as bar:
-        if workers == 1 or len(jobs) < 2:
-            results = _run_here(jobs, store, bar)
+        queue, slots = _Queue(planned, bar), Slots(store, workers)
+        if workers.count == 1 or len(planned) < 2:
+            _run_here(queue, store, slots)
         else:
-            results = _run_in_processes(jobs, store, min(workers, len(jobs)), bar)
+            _run_in_processes(queue, store, slots, min(workers.count, len(planned)))
         bar.update(total - bar.n)  # a job that failed
-    failures = [(result.label, result.failure) for result in results if result.failure is not None]
-    computed, reused = sum(r.steps_computed for r in results), sum(r.steps_reused for r in results)
-    return Outcome(computed, reused, sorted(failures, key=lambda failed: failed[0]))
+    return Outcome.of(queue.results)
 
 
-def _run_here(jobs: Sequence[Job], store: Store, bar: tqdm) -> list[_Result]:
-    keep_large_blocks()
+class _Queue:
+    """Jobs that wait, in the order in which they are started, and the results of the others."""
+
+    def __init__(self, jobs: Sequence[Planned], bar: tqdm):
+        self.bar = bar
+        self.results: list[Result] = []
+        self._waiting = [(planned, 1) for planned in by_weight(jobs)]
+        self._unfinished = {planned.key for planned in jobs}
+        self._n_jobs = len(jobs)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def take(self) -> tuple[Planned, int] | None:
+        """The next job that waits for no other, with the number of its attempt."""
+        for position, (planned, _) in enumerate(self._waiting):
+            if planned.after not in self._unfinished:
+                return self._waiting.pop(position)
+        return None
+
+    def back(self, planned: Planned, attempt: int) -> None:
+        """Undo :meth:`take`."""
+        self._waiting.insert(0, (planned, attempt))
+
+    def again(self, planned: Planned, attempt: int) -> None:
+        """Let a job wait, last of all."""
+        self._waiting.append((planned, attempt))
+
+    def done(self, planned: Planned, result: Result) -> None:
+        """Note what became of a job; those that waited for a failed one have failed too."""
+        self.results.append(result)
+        self._unfinished.discard(planned.key)
+        if result.failure is not None:
+            lost = [one for one, _ in self._waiting if one.after == planned.key]
+            self._waiting = [(one, n) for one, n in self._waiting if one.after != planned.key]
+            for one in lost:
+                self.done(one, Result(one.job.label, failure=Failure(f"it needs {result.label}, which failed.")))
+        self.show()
+
+    def show(self) -> None:
+        """Count the jobs beside the bar."""
+        n_failed = sum(result.failure is not None for result in self.results)
+        counts = {"waiting": len(self._waiting), "running": self._n_jobs - len(self._waiting) - len(self.results)}
+        counts |= {"done": len(self.results) - n_failed, "failed": n_failed}
+        self.bar.set_postfix_str(", ".join(f"{count} {name}" for name, count in counts.items()), refresh=False)
+
+
+def _run_here(queue: _Queue, store: Store, slots: Slots) -> None:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    compute_on_one_thread()
+    slot = _wait_for_slot(slots)
     try:
-        return [_attempt(job, store, bar.update) for job in jobs]
+        while (found := queue.take()) is not None:
+            planned, _ = found
+            with _on_card(slot.card):
+                queue.done(planned, attempt(planned.job, store, queue.bar.update))
     finally:
+        slot.free()
         torch.set_num_threads(threads)
+
+
+def _wait_for_slot(slots: Slots) -> Slot:
+    while (slot := slots.take()) is None:
+        time.sleep(SLOT_SECONDS)
+    return slot
+
+
+@contextmanager
+def _on_card(card: int | None) -> Iterator[None]:
+    """Let ``cuda`` mean this card."""
+    if card is None:
+        yield
+    else:
+        with torch.cuda.device(card):
+            yield
 
 
 class _Worker:
     """A worker process with the job that it has; ``seen`` are the images that the job has gone through so far."""
 
-    def __init__(self, store: Store, job: Job, attempt: int):
+    def __init__(self, store: Store, slot: Slot, planned: Planned, attempt: int):
         self.connection, theirs = Pipe()
-        self._store = store
+        self._store, self._slot = store, slot
         command = [sys.executable, "-P", "-m", "par.steps.worker", str(os.getpid()), str(theirs.fileno())]
         path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)  # jobs are found wherever we find them
         with theirs, _interrupts_held_back():
@@ -119,17 +155,18 @@ class _Worker:
                 pass_fds=[theirs.fileno()],
                 env=os.environ | {"PYTHONPATH": path},
             )
-        self.give(job, attempt)
+        self.give(planned, attempt)
 
-    def give(self, job: Job, attempt: int) -> None:
+    def give(self, planned: Planned, attempt: int) -> None:
         """Hand over a job; a worker that has just died is noticed by whoever waits for its answer."""
-        self.job, self.attempt, self.seen = job, attempt, 0
+        self.planned, self.attempt, self.seen = planned, attempt, 0
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send((self._store, job))
+            self.connection.send((self._store, planned.job, self._slot.card))
 
     def death(self) -> str:
         """How the worker ended, when it has hung up."""
         code = self._process.wait()
+        self._slot.free()
         if code >= 0:
             return f"ended with exit code {code}"
         memory = " (perhaps out of memory: `workers: 1` in params.yaml needs less)" if code == -signal.SIGKILL else ""
@@ -139,6 +176,7 @@ class _Worker:
         """Kill the process; what it has finished is in the store."""
         self._process.kill()
         self._process.wait()
+        self._slot.free()
         self.connection.close()
 
 
@@ -152,67 +190,62 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run_in_processes(jobs: Sequence[Job], store: Store, workers: int, bar: tqdm) -> list[_Result]:
-    waiting = deque((job, 1) for job in jobs)
+def _run_in_processes(queue: _Queue, store: Store, slots: Slots, workers: int) -> None:
     pool: dict[Any, _Worker] = {}  # by connection
-    results: list[_Result] = []
     try:
-        while waiting or pool:
-            while waiting and len(pool) < workers:
-                worker = _Worker(store, *waiting.popleft())
-                pool[worker.connection] = worker
-            for connection in wait(list(pool)):
-                worker = pool[connection]
-                try:
-                    message = worker.connection.recv()
-                except (EOFError, ConnectionResetError):
-                    del pool[connection]
-                    bar.update(-worker.seen)
-                    results += _bury(worker, waiting)
-                    continue
-                if isinstance(message, int):
-                    worker.seen += message
-                    bar.update(message)
-                    continue
-                results.append(message)
-                if waiting:
-                    worker.give(*waiting.popleft())
-                else:
-                    del pool[connection]
-                    worker.end()
+        while queue or pool:
+            is_short = _start_workers(queue, store, slots, workers, pool)
+            if not pool:  # other pipelines have all slots
+                time.sleep(SLOT_SECONDS)
+            for connection in wait(list(pool), SLOT_SECONDS if is_short else None):
+                _hear(pool[connection], queue, pool)
     finally:
         for worker in pool.values():
             worker.end()
-    return results
 
 
-def _bury(worker: _Worker, waiting: deque[tuple[Job, int]]) -> list[_Result]:
+def _start_workers(queue: _Queue, store: Store, slots: Slots, workers: int, pool: dict[Any, _Worker]) -> bool:
+    """Start as many workers as there are jobs, slots and leave for; whether only slots are short."""
+    while len(pool) < workers and (found := queue.take()) is not None:
+        slot = slots.take()
+        if slot is None:
+            queue.back(*found)
+            return True
+        worker = _Worker(store, slot, *found)
+        pool[worker.connection] = worker
+        queue.show()
+    return False
+
+
+def _hear(worker: _Worker, queue: _Queue, pool: dict[Any, _Worker]) -> None:
+    """Take in what a worker says: progress, a result or, by hanging up, its death."""
+    try:
+        message = worker.connection.recv()
+    except (EOFError, ConnectionResetError):
+        del pool[worker.connection]
+        queue.bar.update(-worker.seen)
+        return _bury(worker, queue)
+    if isinstance(message, int):
+        worker.seen += message
+        queue.bar.update(message)
+        return None
+    queue.done(worker.planned, message)
+    if (found := queue.take()) is not None:
+        worker.give(*found)
+        return queue.show()
+    del pool[worker.connection]
+    return worker.end()
+
+
+def _bury(worker: _Worker, queue: _Queue) -> None:
     """After a worker's death: let its job wait for another, last of all (memory may be short), or fail for good."""
-    death, label = worker.death(), worker.job.label
+    death, label = worker.death(), worker.planned.job.label
     if worker.attempt < ATTEMPTS:
         tqdm.write(f"The worker of {label} {death}; the job runs once more in a fresh one.", file=sys.stderr)
-        waiting.append((worker.job, worker.attempt + 1))
-        return []
-    return [_Result(label, failure=Failure(f"{ATTEMPTS} workers died of it, the last {death}."))]
-
-
-def _attempt(job: Job, store: Store, progress: Callable[[int], None]) -> _Result:
-    try:
-        return _Result(job.label, *job.run(store, progress))
-    except Exception as error:
-        return _Result(job.label, failure=_explained(error))
-
-
-def _explained(error: Exception) -> Failure:
-    match error:
-        case ConfigError() | SourceError() | DivergedError():
-            return Failure(str(error))
-        case OSError():
-            return Failure(in_words(error))
-        case MemoryError() | torch.OutOfMemoryError():
-            reason = " ".join(str(error).split())[:200] or "no memory left"
-            return Failure(f"{reason}; lower `workers` or recipe.batch_size in params.yaml.")
-    return Failure("".join(traceback.format_exception(error)), is_bug=True)
+        queue.again(worker.planned, worker.attempt + 1)
+    else:
+        failure = Failure(f"{ATTEMPTS} workers died of it, the last {death}.")
+        queue.done(worker.planned, Result(label, failure=failure))
 
 
 def serve(connection: Connection) -> None:
@@ -220,32 +253,14 @@ def serve(connection: Connection) -> None:
 
     Every job is answered by its progress, numbers of images, and last a result.
     """
-    keep_large_blocks()
-    torch.set_num_threads(1)
+    compute_on_one_thread()
     while True:
         try:
-            store, job = connection.recv()
+            store, job, card = connection.recv()
         except EOFError:
             return
-        report = _Report(connection)
-        result = _attempt(job, store, report.advance)
+        report = Paced(connection.send, REFRESH_SECONDS)
+        with _on_card(card):
+            result = attempt(job, store, report.advance)
         report.send()
         connection.send(result)
-
-
-class _Report:
-    """Progress of a job, sent every REFRESH_SECONDS at most."""
-
-    def __init__(self, connection: Connection):
-        self._connection = connection
-        self._n_images = 0
-        self._sent = time.monotonic()
-
-    def advance(self, n_images: int) -> None:
-        self._n_images += n_images
-        if time.monotonic() - self._sent > REFRESH_SECONDS:
-            self.send()
-
-    def send(self) -> None:
-        self._connection.send(self._n_images)
-        self._n_images, self._sent = 0, time.monotonic()

@@ -203,6 +203,7 @@ def test_prune_takes_what_killed_processes_and_damage_left_but_not_what_is_new(t
     store.get_or_compute(KEY, lambda: 1)
     shard = store.path(KEY).parent
     names = (f"{shard.name}/{KEY}.bad", f"{shard.name}/.{KEY}.pt.abc/{KEY}.pt", f"running/{KEY}.pt", "zz.bad/x")
+    names += (str(store.lease_path(KEY).relative_to(tmp_path)), "locks/of an earlier version")
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("left")
@@ -213,7 +214,7 @@ def test_prune_takes_what_killed_processes_and_damage_left_but_not_what_is_new(t
         os.utime(path, (0, 0))
     os.utime(store.path(KEY))
     assert main(["prune", "--folder", str(tmp_path), "--older-than-days", "0.5"]) == 0
-    assert "0 entries and 5 leftovers deleted" in capsys.readouterr().out  # the lock too
+    assert "0 entries and 6 leftovers deleted" in capsys.readouterr().out
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [store.path(KEY)]
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from par.operating_system import GRACE_SECONDS, WATCH_SECONDS
 from par.schema import ConfigError
+from par.steps.jobs import Planned
 from par.steps.store import Store
 from par.steps.workers import run_jobs
 from par.streams import SourceError
@@ -229,3 +230,29 @@ def test_a_bug_keeps_its_traceback_and_a_mistake_is_a_sentence(tmp_path, workers
     assert not any(failure.is_bug or "\n" in failure.text for failure in failures.values())
     assert failures["config"].text == "alpha = 'x' has the wrong type."
     assert str(tmp_path) in failures["disk"].text and "make room" in failures["disk"].text
+
+
+def note(folder: Path) -> None:
+    """Leave the order of the calls behind."""
+    with (folder / "order").open("a") as order:
+        order.write("search\n")
+
+
+def note_chain(folder: Path) -> None:
+    with (folder / "order").open("a") as order:
+        order.write("chain\n")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_job_starts_after_the_one_that_it_needs_and_not_at_all_if_that_fails(tmp_path, workers):
+    jobs = [
+        Planned("chain", Do("chain", note_chain), after="search", seconds=99),
+        Planned("search", Do("search", note), seconds=1),
+        Planned("lost", Do("lost", note_chain), after="broken", seconds=98),
+        Planned("broken", Do("broken", misconfigure)),
+        Planned("free", Do("free", nothing), after="elsewhere"),
+    ]
+    outcome = run_jobs(jobs, Store(tmp_path), workers, "test")
+    assert outcome.steps_computed == 3 and (tmp_path / "order").read_text() == "search\nchain\n"
+    failures = dict(outcome.failures)
+    assert failures.keys() == {"broken", "lost"} and failures["lost"].text == "it needs broken, which failed."
