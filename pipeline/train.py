@@ -75,6 +75,7 @@ def _jobs(settings: LearnerSettings, stream: str, seed: int, config: Config, dev
             predict=config.predict,
             device=device,
             precision=resolve_precision(config.precision, device),
+            capture=config.capture == "auto",
             checkpoint_minutes=config.checkpoint_minutes,
         )
         for chain in plan_chains(settings.method, len(tasks), routed)

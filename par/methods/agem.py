@@ -41,7 +41,7 @@ class AGem(Rehearsal):
         self._reference_batch = self.hyper.reference_batch or step.recipe.batch_size
 
     def draw(self, sizes: Sequence[int]) -> Sequence[Mapping[str, Tensor]]:
-        return [self.recall.draw(self._reference_batch) for _ in sizes] if self.recall is not None else [{}] * len(sizes)
+        return super().draw(sizes) if self.recall is None else [self.recall.draw(self._reference_batch) for _ in sizes]
 
     def loss(self, batch: trainer.Batch) -> Tensor:
         self._drawn = batch.drawn

@@ -36,7 +36,7 @@ class Er(Rehearsal):
     capturable = True
 
     def draw(self, sizes: Sequence[int]) -> Sequence[Mapping[str, Tensor]]:
-        return [self.recall.draw(size) for size in sizes] if self.recall is not None else super().draw(sizes)
+        return super().draw(sizes) if self.recall is None else [self.recall.draw(size) for size in sizes]
 
     def loss(self, batch: trainer.Batch) -> Tensor:
         if self.recall is None:

@@ -15,6 +15,7 @@ from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.mntdp import FRESH, N_BLOCKS, SOURCE, Connections, Mntdp, owners, paths, source_head_fits
 from par.schema import Count, Fraction, NonNegative, Positive
 from par.training import trainer
+from par.training.losses import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class MntdpS(Mntdp):
     def start_epoch(self, epoch: int) -> None:
         ripe = epoch >= self._freeze_epoch or float(self.sampler.entropy().detach()) < self.hyper.freeze_entropy
         self._fixed_path = self._fixed_path or (ripe and FRESH in self.sampler.best())
+        self._path = owners(self.sampler.best(), self.current.id, self._source)  # that a step takes once it is fixed
 
     @property
     def capturable(self) -> bool:
@@ -137,7 +139,7 @@ class MntdpS(Mntdp):
 
     def loss(self, batch: trainer.Batch) -> Tensor:
         if self._fixed_path:
-            return super().loss(batch)
+            return cross_entropy(self._follow(batch.images, self._path), batch.labels)
         drawn = self.sampler.sample(batch.drawn["uniform"])
         logits = self._along(batch.images, drawn)
         losses = functional.cross_entropy(logits.float(), batch.labels, reduction="none")
@@ -158,8 +160,7 @@ class MntdpS(Mntdp):
         self._generator.set_state(state["generator"])
 
     def predict(self, images: Tensor) -> Tensor:
-        path = owners(self.sampler.best(), self.current.id, self._source)
-        return self.block(N_BLOCKS - 1, path[-1])(self.features(images, path))
+        return self._follow(images, owners(self.sampler.best(), self.current.id, self._source))
 
     def _along(self, images: Tensor, drawn: Tensor) -> Tensor:
         """Logits [n, K] of images that each take their own path (int64 [n, depth])."""

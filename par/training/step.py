@@ -147,7 +147,7 @@ def rate_on_device(optimizer: torch.optim.Optimizer, rate: Tensor) -> Iterator[N
 
 @contextmanager
 def undone(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], where: Tensor) -> Iterator[None]:
-    """What the optimiser's step in the block does to ``parameters`` and to their state is undone if ``where`` (bool []).
+    """If ``where`` (bool []), what the optimiser does in the block to ``parameters`` and their state is undone.
 
     As if they had no gradient, but decided on the device.
     """
@@ -173,9 +173,7 @@ def to_device(batches: Sequence[Inputs], device: torch.device) -> list[dict[str,
         parts = [tensor for batch in batches for tensor in batch.values() if tensor.dtype == dtype]
         flat = torch.cat([part.reshape(-1) for part in parts]).to(device)
         moved[dtype] = iter(flat.split([part.numel() for part in parts]))
-    return [
-        {name: next(moved[tensor.dtype]).view(tensor.shape) for name, tensor in batch.items()} for batch in batches
-    ]
+    return [{name: next(moved[tensor.dtype]).view(tensor.shape) for name, tensor in batch.items()} for batch in batches]
 
 
 class Steps:

@@ -17,7 +17,18 @@ from par.config import Recipe
 from par.training.images import Images
 from par.training.memory import evaluation_batch
 from par.training.precision import autocast
-from par.training.step import Inputs, Steps, adam, in_place, match_layouts, rate_on_device, recorder, sgd, to_device, undone
+from par.training.step import (
+    Inputs,
+    Steps,
+    adam,
+    in_place,
+    match_layouts,
+    rate_on_device,
+    recorder,
+    sgd,
+    to_device,
+    undone,
+)
 
 OWN = "own "  # before the names of what a model draws, beside those of the images
 
