@@ -151,17 +151,20 @@ def undone(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter],
 
     As if they had no gradient, but decided on the device.
     """
-    before = [(parameter.detach().clone(), _tensors(optimizer.state[parameter])) for parameter in parameters]
+    before = [
+        (parameter.detach().clone(), {name: value.clone() for name, value in _tensors(optimizer.state[parameter])})
+        for parameter in parameters
+    ]
     yield
     with torch.no_grad():
         for parameter, (weight, state) in zip(parameters, before, strict=True):
             parameter.copy_(torch.where(where, weight, parameter))
-            for name, value in _tensors(optimizer.state[parameter]).items():
+            for name, value in _tensors(optimizer.state[parameter]):
                 value.copy_(torch.where(where, state.get(name, torch.zeros_like(value)), value))
 
 
-def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+def _tensors(state: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    return [(name, value) for name, value in state.items() if isinstance(value, Tensor)]
 
 
 def to_device(batches: Sequence[Inputs], device: torch.device) -> list[dict[str, Tensor]]:
