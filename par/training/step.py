@@ -54,7 +54,7 @@ class CudaGraphs:
         generator = torch.cuda.default_generators[current.device_index]
         before = generator.clone_state()
         try:
-            with torch.cuda.graph(graph, stream=self.stream):
+            with torch.cuda.device(self.device), torch.cuda.graph(graph, stream=self.stream):
                 step()
         except BaseException:
             torch.cuda.set_stream(current)

@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -129,8 +130,9 @@ class Counted(trainer.Trainable):
 
 
 def count_step(make: Callable[[], nn.Module], batch: int, teacher: bool = False, pixels: int = 32) -> Launches:
-    """The second step of a fit, with the optimiser that CUDA has; from images with crops and flips."""
-    with emulated_gpu("meta"), capturing(Calls):
+    """The second step of a fit, with the optimiser and the clipping that CUDA has; from images with crops and flips."""
+    clip = partial(nn.utils.clip_grad_norm_, foreach=True)
+    with emulated_gpu("meta"), capturing(Calls), mock.patch.object(nn.utils, "clip_grad_norm_", clip):
         model = Counted(make, teacher)
         shape = (2 * batch, 3, pixels, pixels)
         images = Images(np.zeros(shape, np.uint8), np.zeros(2 * batch), (0.5,) * 3, (0.25,) * 3, ("crop", "flip"), GPU)

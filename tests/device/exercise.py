@@ -71,7 +71,8 @@ def captured(case: Case) -> str:
     (losses, tensors), (others, other_tensors) = found
     assert losses == others and all(map(torch.equal, tensors, other_tensors)), f"other bits: {losses}, {others}"
     n_graphs, n_steps = (sum(getattr(one, name) for one in replayed) for name in ("n_captured", "n_replayed"))
-    assert n_graphs >= case.tasks, f"{n_graphs} graphs in {len(replayed)} fits"
+    is_drawing = "freeze_after" in case.hyper  # of a second task no path is ever fixed
+    assert n_graphs >= (1 if is_drawing else case.tasks), f"{n_graphs} graphs in {len(replayed)} fits"
     return f"{n_graphs} graphs in {len(replayed)} fits, {n_steps} steps replayed, no wait in a step"
 
 

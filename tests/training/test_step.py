@@ -58,10 +58,10 @@ class Broken(Calls):
             raise RuntimeError("the capture was lost") from None
 
 
-def images(count: int, augment=()) -> Images:
+def images(count: int, augment=(), device="cpu") -> Images:
     generator = np.random.default_rng(count)
     pixels = generator.integers(0, 256, (count, 3, 8, 8), dtype=np.uint8)
-    return Images(pixels, generator.integers(3, size=count), (0.5,) * 3, (0.25,) * 3, augment)
+    return Images(pixels, generator.integers(3, size=count), (0.5,) * 3, (0.25,) * 3, augment, device)
 
 
 def fit(make, recipe: Recipe = RECIPE, n_images: int = 14, **options):
