@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -53,9 +53,14 @@ class Trainable(nn.Module):
     from the host, and has its random numbers from :meth:`draw`.
     """
 
-    #: Whether a CUDA graph of one step may stand for all of a fit: what the host does in ``loss`` and
-    #: ``after_backward`` (branches, numbers, which modules run) is the same in each of them. Asked for once an epoch.
-    capturable: ClassVar[bool] | bool = False
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph of one step may stand for all of a fit; asked for once an epoch.
+
+        For a subclass to say (``capturable = True``) where what the host does in ``loss`` and ``after_backward``
+        (branches, numbers, which modules run) is the same in each of them.
+        """
+        return False
 
     def modules_to_train(self) -> list[nn.Module]:
         """Modules whose parameters are optimised and whose buffers may move; everything else stays frozen."""

@@ -130,7 +130,7 @@ def test_a_method_that_cannot_be_captured_is_not():
     with step.capturing(Never):
         trainer.fit(model, images(14), images(6), RECIPE, "k")
     assert len(model.buffers_seen) == 12
-    assert not trainer.Trainable.capturable  # a method has to say that it is
+    assert not trainer.Trainable().capturable  # a method has to say that it is
 
 
 def test_a_fit_that_was_killed_goes_on_with_the_same_bits():
