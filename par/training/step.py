@@ -97,8 +97,9 @@ def in_place(device: torch.device) -> bool:
 
 def adam(parameters: Iterable[Tensor], device: torch.device, **options: Any) -> torch.optim.Adam:
     """torch's Adam, that can be captured where that matters."""
-    special = {"fused": True, "capturable": True} if in_place(device) else {}
-    return torch.optim.Adam(parameters, **options, **special)
+    if in_place(device):
+        options |= {"fused": True, "capturable": True}
+    return torch.optim.Adam(parameters, **options)
 
 
 def sgd(parameters: Sequence[nn.Parameter], device: torch.device, **options: Any) -> torch.optim.SGD:
@@ -193,8 +194,8 @@ class Steps:
 
     def __init__(self, recorder: Recorder | None, modules: nn.Module):
         self._recorder = recorder
-        self._norms = [module for module in modules.modules() if isinstance(module, _BatchNorm)]
-        self._norms = [norm for norm in self._norms if norm.num_batches_tracked is not None]
+        norms = [module for module in modules.modules() if isinstance(module, _BatchNorm)]
+        self._norms = [norm for norm in norms if norm.num_batches_tracked is not None]
         self._shapes: dict[str, Any] | None = None
         self._static: dict[str, Tensor] = {}
         self._replay: Callable[[], None] | None = None
@@ -239,7 +240,7 @@ class Steps:
 
         Each of them would launch a kernel a step for a number that nothing here reads.
         """
-        there = [norm.num_batches_tracked for norm in self._norms]
+        there = [_tracked(norm) for norm in self._norms]
         for norm in self._norms:
             norm.num_batches_tracked = torch.tensor(0)
         try:
@@ -253,7 +254,12 @@ class Steps:
             self._n_replays = 0
 
     def _seen(self) -> list[int]:
-        return [int(norm.num_batches_tracked) for norm in self._norms]
+        return [int(_tracked(norm)) for norm in self._norms]
+
+
+def _tracked(norm: _BatchNorm) -> Tensor:
+    assert norm.num_batches_tracked is not None
+    return norm.num_batches_tracked
 
 
 def _first(error: BaseException) -> BaseException:
