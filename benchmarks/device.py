@@ -2,8 +2,8 @@
 
 Does everything work there, are its numbers a CPU's, are they the same twice, and how fast is it? Every part is guarded:
 one that fails leaves its error and the next one runs. Results are written after every part, to `device.json` and, as
-tables, `device.md` in `--out`. Parts can be chosen: card operations methods extractor steps networks profile processes
-task search.
+tables, `device.md` in `--out`. Parts can be chosen: card operations methods extractor steps capture networks profile
+processes task search.
 
 `--data` is a built stream with tasks of CIFAR100-10; `make device` packs one, and says what else to carry to a machine
 without network. `--quick` runs all parts on tiny networks and a demo stream, on any device.
@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import argparse
 import copy
+import io
 import platform
 import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,8 @@ from par.training import trainer
 from par.training.images import Images
 from par.training.losses import cross_entropy, distillation
 from par.training.precision import Precision, autocast, policy, resolve_precision
-from tests.device.cases import CASES, through
+from par.training.step import Recorder, capturing, cuda_graphs
+from tests.device.cases import CASES, Calls, through
 
 Row = dict[str, Any]
 CPU = torch.device("cpu")
@@ -161,7 +164,8 @@ def operations(plan: Plan) -> Iterator[Row]:
 
 
 def methods(plan: Plan) -> Iterator[Row]:
-    """Small runs of every method that save, restore and predict: first losses against a CPU's, bits of two runs."""
+    """Small runs of every method that save, restore and predict: first losses against a CPU's, bits of two runs and of
+    captured steps."""
     for name in ("finetune", "par", "cat") if plan.quick else CASES:
         case = CASES[name]
 
@@ -174,9 +178,13 @@ def methods(plan: Plan) -> Iterator[Row]:
                 difference = abs(losses[0] - expected)
                 row[f"{precision} - CPU"] = round(difference, 6)
                 row["near"] = row.get("near", True) and difference < tolerance
-            with policy(plan.device, plan.precision):
-                others, again = through(case, plan.device)
-            return row | {"same bits twice": losses == others and all(map(torch.equal, predictions, again))}
+            for what, make in {"twice": None, "captured": cuda_graphs(plan.device, capture=True)}.items():
+                said = io.StringIO()
+                with policy(plan.device, plan.precision), capturing(make), redirect_stderr(said):
+                    others, again = through(case, plan.device)
+                row |= fallen_back(said)
+                row[f"same bits {what}"] = losses == others and all(map(torch.equal, predictions, again))
+            return row
 
         yield {"method": name} | guarded(run)
 
@@ -257,21 +265,60 @@ def times(title: Row, make: Callable[[], Bare], plan: Plan, precision: Precision
 
 
 class Whole(trainer.Trainable):
-    """An expert with a head, for the trainer."""
+    """A network with a head, and a teacher for a joining task, for the trainer."""
 
-    def __init__(self, plan: Plan):
+    capturable = True
+
+    def __init__(self, network: nn.Module, plan: Plan, teacher: bool = False):
         super().__init__()
-        self.network = nn.Sequential(Expert(DARTS_V1, 4, plan.channels), nn.Linear(4 * plan.channels, CLASSES))
+        self.network, self.head = network, nn.Linear(network.n_features, CLASSES)
         self.to(plan.device)
+        self.teacher = copy.deepcopy(self.network) if teacher else None
 
     def modules_to_train(self) -> list[nn.Module]:
-        return [self.network]
+        return [self.network, self.head]
 
     def loss(self, batch: trainer.Batch) -> Tensor:
-        return cross_entropy(self.predict(batch.images), batch.labels)
+        features = self.network(batch.images)
+        loss = cross_entropy(self.head(features), batch.labels)
+        if self.teacher is not None:
+            loss = loss + distillation(self.head(features), self.head(self.teacher(batch.images)).detach(), 2.0)
+        return loss
 
     def predict(self, images: Tensor) -> Tensor:
-        return self.network(images)
+        return self.head(self.network(images))
+
+
+def fitted(
+    network: nn.Module, plan: Plan, batch: int, capture: bool, teacher: bool = False
+) -> tuple[Row, list[Tensor]]:
+    """Two epochs by the trainer: the time of a step in the second and what the first took more; losses and weights."""
+
+    def images(count: int, augment: Sequence[str]) -> Images:
+        drawn = np.random.default_rng(0)
+        pixels = drawn.integers(0, 256, (count, 3, PIXELS, PIXELS), dtype=np.uint8)
+        return Images(pixels, np.arange(count) % CLASSES, (0.5,) * 3, (0.25,) * 3, augment, plan.device)
+
+    train, valid = images(batch * plan.repeats, ("crop", "flip")), images(CLASSES, ())
+    torch.manual_seed(0)
+    model = Whole(network, plan, teacher)
+    make, said = recording(plan) if capture else None, io.StringIO()
+    with policy(plan.device, plan.precision), capturing(make), redirect_stderr(said):
+        log = trainer.fit(model, train, valid, Recipe(epochs=2, batch_size=batch), "benchmark", keep_best=False)
+    first, second = (row["seconds"] for row in log)
+    row = {"ms": round(1e3 * second / plan.repeats, 3), "images/s": round(batch * plan.repeats / second)}
+    row |= {"first epoch, ms more": round(1e3 * (first - second), 1)} | fallen_back(said)
+    return row, [*model.state_dict().values()]
+
+
+def fallen_back(said: io.StringIO) -> Row:
+    """What a fit wrote to stderr, where it could not capture its steps."""
+    return {"not captured": " ".join(said.getvalue().split())} if "not be captured" in said.getvalue() else {}
+
+
+def recording(plan: Plan) -> Callable[[torch.device], Recorder]:
+    """CUDA graphs; on a CPU calls, which show that the parts run."""
+    return cuda_graphs(plan.device, capture=True) or Calls
 
 
 def steps(plan: Plan) -> Iterator[Row]:
@@ -287,34 +334,52 @@ def steps(plan: Plan) -> Iterator[Row]:
                 yield from times({"batch": batch, "layout": name}, make, plan, precision)
 
         def by_the_trainer(batch: int = batch) -> Row:
-            def images(count: int, augment: Sequence[str]) -> Images:
-                drawn = np.random.default_rng(0)
-                pixels = drawn.integers(0, 256, (count, 3, PIXELS, PIXELS), dtype=np.uint8)
-                return Images(pixels, np.arange(count) % CLASSES, (0.5,) * 3, (0.25,) * 3, augment, plan.device)
-
-            train, valid = images(batch * plan.repeats, ("crop", "flip")), images(CLASSES, ())
-            recipe = Recipe(epochs=2, batch_size=batch)
-            with policy(plan.device, plan.precision):
-                log = trainer.fit(Whole(plan), train, valid, recipe, "benchmark", keep_best=False)
-            seconds = log[-1]["seconds"] / plan.repeats
-            return {"ms": round(1e3 * seconds, 3), "images/s": round(batch / seconds)}
+            return fitted(Expert(DARTS_V1, 4, plan.channels), plan, batch, capture=False)[0]
 
         title = {"batch": batch, "layout": "channels_last", "precision": plan.precision, "way": "trainer"}
         yield title | guarded(by_the_trainer)
 
 
+def capture(plan: Plan) -> Iterator[Row]:
+    """The trainer's steps called and captured: times, what a capture costs, whether the bits are the same.
+
+    A search would have to capture the path of every epoch anew: worth it if the first epoch takes less than its steps
+    gain.
+    """
+    made: dict[str, Callable[[], nn.Module]] = {
+        "expert": lambda: Expert(DARTS_V1, 4, plan.channels),
+        "joining task with teacher": lambda: Expert(DARTS_V1, 4, plan.channels),
+        "light ResNet18": lambda: LightResNet18(plan.channels),
+        "path of the search network": lambda: some_path(plan),
+    }
+    for name, make in made.items():
+        weights: dict[str, list[Tensor]] = {}
+
+        def run(way: str, name: str = name, make: Any = make, weights: dict[str, list[Tensor]] = weights) -> Row:
+            torch.manual_seed(0)
+            row, weights[way] = fitted(make(), plan, 8 if plan.quick else 64, way == "captured", "teacher" in name)
+            if way == "captured" and plan.device.type == "cuda":  # a CPU's called steps have another optimiser
+                row["same bits"] = all(map(torch.equal, weights["called"], weights["captured"]))
+            return row
+
+        for way in ("called", "captured"):
+            yield {"network": name, "precision": plan.precision, "way": way} | guarded(partial(run, way))
+
+
+def some_path(plan: Plan) -> Supernet:
+    """The search network with a random path."""
+    network, drawn = Supernet(4, plan.channels), np.random.default_rng(0)
+    network.choose({kind: drawn.integers(0, 6, 14).tolist() for kind in KINDS})
+    return network
+
+
 def networks(plan: Plan) -> Iterator[Row]:
     """A step of the other networks at batch 64."""
-
-    def path() -> Supernet:
-        network, drawn = Supernet(4, plan.channels), np.random.default_rng(0)
-        network.choose({kind: drawn.integers(0, 6, 14).tolist() for kind in KINDS})
-        return network
 
     made: dict[str, Callable[[], Bare]] = {
         "light ResNet18": lambda: bare(LightResNet18(plan.channels)),
         "joining task with teacher": lambda: bare(Expert(DARTS_V1, 4, plan.channels), teacher=True),
-        "path of the search network": lambda: bare(path()),
+        "path of the search network": lambda: bare(some_path(plan)),
     }
 
     def bare(network: nn.Module, teacher: bool = False) -> Bare:
@@ -395,7 +460,7 @@ def search(plan: Plan) -> Iterator[Row]:
 
 PARTS: dict[str, Callable[[Plan], Iterator[Row]]] = {
     part.__name__: part
-    for part in (card, operations, methods, extractor, steps, networks, profile, processes, task, search)
+    for part in (card, operations, methods, extractor, steps, capture, networks, profile, processes, task, search)
 }
 
 

@@ -230,6 +230,7 @@ class Config:
     data_dir: str = "data/sources"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on a GPU with native bfloat16, else float32
+    capture: Literal["auto", "off"] = "auto"  # auto: on a GPU a training step is captured as a CUDA graph where it can
     workers: Literal["auto"] | Count = "auto"  # auto: one a physical core, on CUDA workers_per_device a card
     workers_per_device: Count = 1
     checkpoint_minutes: Positive = CHECKPOINT_MINUTES  # at most that often a step in progress saves itself

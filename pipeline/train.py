@@ -94,6 +94,7 @@ def _jobs(settings: LearnerSettings, stream: str, seed: int, config: Config, cel
             predict=config.predict,
             device=device,
             precision=precision,
+            capture=config.capture == "auto",
             checkpoint_minutes=config.checkpoint_minutes,
         )
         for chain in plan_chains(settings.method, len(tasks), routed)

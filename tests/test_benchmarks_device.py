@@ -24,6 +24,7 @@ def test_every_part_runs_on_a_cpu(tmp_path):
     found = read_json(tmp_path / "device.json")
     assert set(found) == set(device.PARTS) and all(part["rows"] for part in found.values())
     assert all(row["same bits twice"] and row["near"] for row in found["methods"]["rows"])
+    assert [row["way"] for row in found["capture"]["rows"]] == ["called", "captured"] * 4
     assert (tmp_path / "device.md").read_text().count("## ") == len(device.PARTS)
 
 

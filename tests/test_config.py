@@ -44,6 +44,10 @@ def test_a_minimal_file_loads_with_the_papers_thresholds(write):
     assert config.streams == ("demo_minus",) and list(config.methods) == ["par", "finetune"]
 
 
+def test_capture_is_off_in_a_word_and_not_false(write):
+    assert load(write("capture: off\n")).capture == "off" and load(write()).capture == "auto"
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [("3e-05", 3e-5), ("1e-3", 1e-3), ("1", 1.0), ("1.0e-3", 1e-3), (".5", 0.5), ("2E2", 200.0)]
 )
@@ -61,6 +65,7 @@ def test_every_way_to_write_a_number_loads_as_a_float(write, text, value):
         ("alpha: .nan\n", ["alpha", "nan", "a number"]),
         ("alpha: 0.8\n", ["beta", "0.75", "alpha", "0.8"]),
         ("alhpa: 0.5\n", ["alhpa", "0.5", "not a known key", "alpha"]),
+        ("capture: true\n", ["capture", "True", "auto", "off"]),
         ("workers: 0\n", ["workers", "0", "at least 1"]),
         ("workers: 1.5\n", ["workers", "1.5", "a whole number"]),
         ("workers: all\n", ["workers", "'all'", "auto or a whole number at least 1"]),

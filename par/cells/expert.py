@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from par.cells.genotype import Genotype, Node
-from par.cells.operations import State, make_operation
+from par.cells.operations import State, join, make_operation
 from par.cells.stack import CellInputs, CellStack
 
 
@@ -37,7 +36,7 @@ class Cell(nn.Module):
         for (first, second), operations in zip(self.predecessors, self.operations):
             assert isinstance(operations, nn.ModuleList)
             states.append(State(states[first].through(operations[0]) + states[second].through(operations[1])))
-        return torch.cat([state.raw for state in states[2:]], dim=1)
+        return join(states[2:])
 
 
 class Expert(CellStack):

@@ -44,6 +44,30 @@ def _channels_last(gradient: Tensor) -> Tensor:
     return gradient.contiguous(memory_format=torch.channels_last)
 
 
+class _Join(torch.autograd.Function):
+    """Concatenation along the channels of states of one shape, float [n, C, H, W] each.
+
+    Same numbers as ``torch.cat``, whose gradients are slices between whose pixels lie those of the others; a copy of
+    each into a layout that BatchNorm takes is here one copy of all.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *states: Tensor) -> Tensor:
+        ctx.n_states = len(states)
+        return torch.cat(states, dim=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        pixels = gradient.permute(0, 2, 3, 1).unflatten(3, (ctx.n_states, -1))
+        return pixels.movedim(3, 0).contiguous().permute(0, 1, 4, 2, 3).unbind()
+
+
+def join(states: list[State]) -> Tensor:
+    """The states of a cell's nodes, all of one shape [n, C, H, W], as its output [n, nodes * C, H, W]."""
+    return _Join.apply(*(state.raw for state in states))
+
+
 class OnActivated(nn.Module):
     """An operation that starts with a ReLU, which :class:`State` has already applied to its input."""
 

@@ -181,7 +181,10 @@ def best_genotype(values: np.ndarray) -> Genotype:
 
 
 class CellSearch(trainer.Trainable):
-    """The search as something to train: an epoch starts with a draw and ends with an update."""
+    """The search as something to train: an epoch starts with a draw and ends with an update.
+
+    Its steps are not captured: every epoch has other ones, and whether their capture would pay is unmeasured.
+    """
 
     def __init__(self, supernet: Supernet, n_classes: int, updates: Update, generator: np.random.Generator):
         super().__init__()

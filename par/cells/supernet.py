@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from par.cells.genotype import EDGES, GENOTYPE_OPERATIONS, N_NODES, OPERATIONS
-from par.cells.operations import State, make_operation
+from par.cells.operations import State, join, make_operation
 from par.cells.stack import CellInputs, CellStack
 
 
@@ -41,7 +41,7 @@ class SearchCell(nn.Module):
             # A node whose edges are all "none" is zero, of the size that its siblings have.
             total = sum(terms[1:], terms[0]) if terms else torch.zeros_like(_strided(states[0].raw, self.stride))
             states.append(State(total))
-        return torch.cat([state.raw for state in states[2:]], dim=1)
+        return join(states[2:])
 
     def operation(self, edge: int, name: str) -> nn.Module:
         """The module of an operation on one of :data:`par.cells.genotype.EDGES`."""

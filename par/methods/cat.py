@@ -198,6 +198,8 @@ class Probe(trainer.Trainable):
         trained: modules behind ``features`` that are trained with the head.
     """
 
+    capturable = True
+
     def __init__(self, features: Callable[[Tensor], Tensor], n_features: int, n_classes: int, *trained: nn.Module):
         super().__init__()
         self.features = features

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,10 +33,15 @@ class Er(Rehearsal):
         per_class: Count = 15  # MNTDP's stream configurations; its class's default is 10 (sources.md#er)
         mode: Literal["ring", "reservoir"] = "ring"
 
+    capturable = True
+
+    def draw(self, sizes: Sequence[int]) -> Sequence[Mapping[str, Tensor]]:
+        return super().draw(sizes) if self.recall is None else [self.recall.draw(size) for size in sizes]
+
     def loss(self, batch: trainer.Batch) -> Tensor:
         if self.recall is None:
             return super().loss(batch)
-        images, labels, positions = self.recall.draw(len(batch.labels))
+        images, labels, positions = self.recall.batch(batch.drawn)
         features = self.trunk(torch.cat([batch.images, images]))
         positions = torch.cat([torch.full_like(batch.labels, len(self.tasks) - 1), positions])
         every = torch.arange(len(positions), device=self.device)

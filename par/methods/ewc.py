@@ -24,6 +24,8 @@ class Ewc(QuadraticPenalty):
     and takes PAR's weight. ``labels: predicted`` is MNTDP's and FACIL's choice (sources.md#ewc).
     """
 
+    capturable = True
+
     @dataclass(frozen=True)
     class Hyper(PenaltyHyper):
         """MNTDP: merge sum (S_long: online), labels predicted, weight in {1, 5, 10, 50, ... 10000} (sources.md#ewc)."""

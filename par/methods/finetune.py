@@ -10,3 +10,5 @@ class Finetune(SharedTrunk):
 
     Batch-normalisation statistics are shared, as in the published rows: part of the forgetting is theirs.
     """
+
+    capturable = True

@@ -40,6 +40,7 @@ class Gpm(ProtectedTrunk):
     Between tasks: the bases, float32 [in * k * k, rank].
     """
 
+    capturable = True
     alexnet_norm = True
     shared_affine = True
 

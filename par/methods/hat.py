@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -37,14 +38,14 @@ class Hat(ProtectedTrunk):
     batch normalisation of its own. A is recomputed from the embeddings, so that nothing else is kept between tasks.
     """
 
+    capturable = True
     alexnet_norm = False
     shared_affine = False
 
     _recipe: Recipe  # of the step that is being learned
     _n_batches: int  # per epoch
     _epoch: int
-    _n_seen: int  # images of this epoch in the batches so far
-    _scale: float  # s of the latest batch
+    _drawn: Mapping[str, Tensor]  # of the latest batch
     gates: Gates  # from the first task on
 
     @dataclass(frozen=True)
@@ -96,8 +97,8 @@ class Hat(ProtectedTrunk):
         assert isinstance(embeddings, nn.ParameterList)
         return embeddings
 
-    def masks(self, task_id: int, scale: float) -> list[Tensor]:
-        """One mask [units] in (0, 1) for each gate."""
+    def masks(self, task_id: int, scale: float | Tensor) -> list[Tensor]:
+        """One mask [units] in (0, 1) for each gate, at s = ``scale``."""
         return [torch.sigmoid(scale * embedding) for embedding in self.embeddings_of(task_id)]
 
     @torch.no_grad()
@@ -117,23 +118,27 @@ class Hat(ProtectedTrunk):
         return [*super().modules_to_train(), self.embeddings_of(self.current.id)]
 
     def start_epoch(self, epoch: int) -> None:
-        self._epoch, self._n_seen = epoch, 0
+        self._epoch = epoch
 
-    def scale(self) -> float:
-        """s of the next batch."""
+    def draw(self, sizes: Sequence[int]) -> Sequence[Mapping[str, Tensor]]:
+        """``scale``: s of each batch; ``gain``: s_max / s. Both float32 []."""
+        scales = [self.scale(n_seen) for n_seen in accumulate(sizes[:-1], initial=0)]
+        return [{"scale": torch.tensor(scale), "gain": torch.tensor(self.hyper.s_max / scale)} for scale in scales]
+
+    def scale(self, n_seen: int) -> float:
+        """s of the batch that comes after ``n_seen`` images of the epoch."""
         if self.hyper.annealing == "code":
-            progress = self._n_seen / len(self.current.train)
+            progress = n_seen / len(self.current.train)
         elif self._n_batches > 1:
-            progress = (self._n_seen // self._recipe.batch_size) / (self._n_batches - 1)
+            progress = (n_seen // self._recipe.batch_size) / (self._n_batches - 1)
         else:
             progress = (self._epoch + 1) / self._recipe.epochs
         return 1 / self.hyper.s_max + (self.hyper.s_max - 1 / self.hyper.s_max) * progress
 
     def loss(self, batch: trainer.Batch) -> Tensor:
         self._clamp()
-        self._scale = self.scale()
-        self._n_seen += len(batch.rows)
-        masks = self.masks(self.current.id, self._scale)
+        self._drawn = batch.drawn
+        masks = self.masks(self.current.id, batch.drawn["scale"])
         return self.task_loss(batch, masks) + self.hyper.sparsity * sparsity(masks, self._cumulative)
 
     def task_loss(self, batch: trainer.Batch, masks: list[Tensor]) -> Tensor:
@@ -147,7 +152,7 @@ class Hat(ProtectedTrunk):
             assert parameter.grad is not None
             parameter.grad.mul_(factor)
         for embedding in self.embeddings_of(self.current.id):
-            embedding.grad.mul_(compensation(embedding.detach(), self._scale, self.hyper.s_max))
+            embedding.grad.mul_(compensation(embedding.detach(), **self._drawn))
 
     def end_epoch(self, epoch: int, valid_accuracy: float) -> None:
         self._clamp()
@@ -179,7 +184,11 @@ def sparsity(masks: Sequence[Tensor], cumulative: Sequence[Tensor]) -> Tensor:
     return (torch.cat(list(masks)) * free).sum() / free.sum().clamp(min=1)
 
 
-def compensation(embedding: Tensor, scale: float, s_max: float) -> Tensor:
-    """Factor [units] that gives the gradient of an embedding the size it has at s = 1, times s_max."""
+def compensation(embedding: Tensor, scale: Tensor, gain: Tensor) -> Tensor:
+    """Factor [units] that gives the gradient of an embedding the size it has at s = 1, times s_max.
+
+    Args:
+        scale, gain: s and s_max / s, float32 [].
+    """
     exponent = (scale * embedding).clamp(-MAX_EXPONENT, MAX_EXPONENT)
-    return s_max / scale * (torch.cosh(exponent) + 1) / (torch.cosh(embedding) + 1)
+    return gain * (torch.cosh(exponent) + 1) / (torch.cosh(embedding) + 1)

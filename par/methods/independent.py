@@ -9,3 +9,4 @@ class Independent(SharedTrunk):
     """Every task is a chain of its own; M grows by a whole network a task, AF is 0 by construction."""
 
     chains = "task"
+    capturable = True

@@ -21,6 +21,7 @@ from par.schema import Count, NonNegative, Positive
 from par.training import trainer
 from par.training.images import Images
 from par.training.losses import cross_entropy
+from par.training.step import adam
 
 REUSE, ADAPT, NEW = "reuse", "adapt", "new"
 
@@ -116,22 +117,37 @@ class Search(trainer.Trainable):
     """First-order alternating search: before every step on the weights, one of Adam on
     the choices with a random batch of the other half of the data."""
 
+    capturable = True
+
     def __init__(self, trunk: nn.Module, head: nn.Module, held_out: Images, hyper: Hyper, generator: torch.Generator):
         super().__init__()
         self.trunk, self.head = trunk, head
         self.held_out, self.hyper, self.generator = held_out, hyper, generator
         self.layers = [module for module in trunk.modules() if isinstance(module, MixedConv)]
         self.alphas = [layer.alpha.requires_grad_() for layer in self.layers]
-        self.optimizer = torch.optim.Adam(
-            self.alphas, hyper.choice_learning_rate, betas=(0.5, 0.999), weight_decay=hyper.choice_weight_decay
+        self.optimizer = adam(
+            self.alphas,
+            held_out.pixels.device,
+            lr=hyper.choice_learning_rate,
+            betas=(0.5, 0.999),
+            weight_decay=hyper.choice_weight_decay,
         )
 
     def modules_to_train(self) -> list[nn.Module]:
         return [self.trunk, self.head]
 
+    def draw(self, sizes: Sequence[int]) -> Sequence[Mapping[str, Tensor]]:
+        """A batch of the held-out half for each one."""
+
+        def one(size: int) -> dict[str, Tensor]:
+            rows = torch.randint(len(self.held_out), (size,), generator=self.generator)
+            return {"rows": rows} | self.held_out.draw(size, self.generator)
+
+        return [one(size) for size in sizes]
+
     def loss(self, batch: trainer.Batch) -> Tensor:
-        rows = torch.randint(len(self.held_out), (len(batch.rows),), generator=self.generator)
-        images, labels = self.held_out.batch(rows, self.generator), self.held_out.labels[rows.to(batch.labels.device)]
+        rows = batch.drawn["rows"]
+        images, labels = self.held_out.augmented(rows, batch.drawn), self.held_out.labels[rows]
         gradients = torch.autograd.grad(self.objective(images, labels), self.alphas)
         for alpha, gradient in zip(self.alphas, gradients, strict=True):
             alpha.grad = gradient
@@ -170,6 +186,7 @@ class LearnToGrow(Modular):
     """
 
     Hyper = Hyper
+    capturable = True
 
     def kernels(self, name: str) -> list[Tensor]:
         """The library of layer ``name``: kernels in the order in which tasks added them."""

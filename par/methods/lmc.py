@@ -127,6 +127,7 @@ class Lmc(Modular):
     """
 
     Hyper = Hyper
+    capturable = True
     blocks = ()
 
     _projected: int | None = None  # the layer whose fresh module is in its projection phase

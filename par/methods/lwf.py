@@ -20,6 +20,8 @@ class LwF(Distilled):
     all heads are trained. The new head has no warm-up. Nothing is kept between tasks.
     """
 
+    capturable = True
+
     @dataclass(frozen=True)
     class Hyper:
         """Other public values: weight 1 (PAR's parser), 2 with T = 1 (HAT), 10 (FACIL), 3 (Mammoth); sources.md#lwf."""

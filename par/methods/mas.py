@@ -22,6 +22,8 @@ class Mas(QuadraticPenalty):
     then has the batch size as a factor.
     """
 
+    capturable = True
+
     @dataclass(frozen=True)
     class Hyper(PenaltyHyper):
         """PAR's MiniImageNet-20 row: importance squared, gradients minibatch, weight 300 (sources.md#mas)."""

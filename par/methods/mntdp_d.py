@@ -37,6 +37,7 @@ class MntdpD(Mntdp):
     """
 
     Hyper = Hyper
+    capturable = True
 
     def learn(self, task: LearningTask, step: Step) -> list[dict[str, float]]:
         return self.learn_best(task, step, self.candidates(task, step))

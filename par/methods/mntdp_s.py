@@ -15,6 +15,7 @@ from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.mntdp import FRESH, N_BLOCKS, SOURCE, Connections, Mntdp, owners, paths, source_head_fits
 from par.schema import Count, Fraction, NonNegative, Positive
 from par.training import trainer
+from par.training.losses import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,13 @@ class PathSampler(nn.Module):
     leaves them alone. Who trains them lets them require a gradient.
     """
 
+    choices: Tensor
     closed: Tensor
     logits: Tensor
 
     def __init__(self, choices: Sequence[Sequence[int]]):
         super().__init__()
-        self.choices = torch.tensor(choices)  # int64 [paths, depth]
+        self.register_buffer("choices", torch.tensor(choices), persistent=False)  # int64 [paths, depth]
         depth = torch.arange(N_BLOCKS).expand(self.choices.shape)
         edges = depth, _origins(self.choices), self.choices
         count = torch.zeros(N_BLOCKS, 2, 2).index_put_(edges, torch.ones(()), accumulate=True)  # paths through an edge
@@ -55,19 +57,17 @@ class PathSampler(nn.Module):
         """Float [depth, from, to]; edges that are not in the graph have -inf."""
         return functional.log_softmax(self.logits + self.closed, dim=2)
 
-    def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Int64 [count, depth]: one path per image."""
-        fresh = self.log_probabilities()[:, :, FRESH].detach().exp().cpu()
-        drawn = torch.zeros(count, N_BLOCKS, dtype=torch.int64)
-        node = torch.full((count,), SOURCE)
-        for depth, uniform in enumerate(torch.rand(N_BLOCKS, count, generator=generator)):
-            node = (uniform < fresh[depth, node]).long()
-            drawn[:, depth] = node
-        return drawn
+    def sample(self, uniform: Tensor) -> Tensor:
+        """Uniform numbers in [0, 1) [depth, n] -> a path for each of n images, int64 [n, depth]."""
+        fresh = self.log_probabilities()[:, :, FRESH].detach().exp()
+        nodes = [torch.full_like(uniform[0], SOURCE, dtype=torch.int64)]
+        for depth in range(N_BLOCKS):
+            nodes.append((uniform[depth] < fresh[depth][nodes[-1]]).long())
+        return torch.stack(nodes[1:], dim=1)
 
     def log_probability(self, drawn: Tensor) -> Tensor:
         """Log-probability [n] of paths int64 [n, depth]."""
-        depth = torch.arange(N_BLOCKS).expand(drawn.shape)
+        depth = torch.arange(N_BLOCKS, device=drawn.device).expand(drawn.shape)
         return self.log_probabilities()[depth, _origins(drawn), drawn].sum(dim=1)
 
     def entropy(self) -> Tensor:
@@ -117,6 +117,7 @@ class MntdpS(Mntdp):
         self.sampler = PathSampler(choices).to(self.device)
         self._path_optimizer = torch.optim.Adam([self.sampler.logits.requires_grad_()], self.hyper.path_learning_rate)
         self._fixed_path = len(choices) == 1
+        self._may_be_old = [any(path[depth] == SOURCE for path in choices) for depth in range(N_BLOCKS)]
 
     def modules_to_train(self) -> list[nn.Module]:
         return [*super().modules_to_train(), self.sampler]
@@ -124,11 +125,22 @@ class MntdpS(Mntdp):
     def start_epoch(self, epoch: int) -> None:
         ripe = epoch >= self._freeze_epoch or float(self.sampler.entropy().detach()) < self.hyper.freeze_entropy
         self._fixed_path = self._fixed_path or (ripe and FRESH in self.sampler.best())
+        self._path = owners(self.sampler.best(), self.current.id, self._source)  # that a step takes once it is fixed
+
+    @property
+    def capturable(self) -> bool:
+        """Not while paths are drawn: a step is another one from the epoch on in which the path is fixed."""
+        return self._fixed_path
+
+    def draw(self, sizes: Sequence[int]) -> Sequence[Mapping[str, Tensor]]:
+        if self._fixed_path:
+            return super().draw(sizes)
+        return [{"uniform": torch.rand(N_BLOCKS, size, generator=self._generator)} for size in sizes]
 
     def loss(self, batch: trainer.Batch) -> Tensor:
         if self._fixed_path:
-            return super().loss(batch)
-        drawn = self.sampler.sample(len(batch.labels), self._generator).to(self.device)
+            return cross_entropy(self._follow(batch.images, self._path), batch.labels)
+        drawn = self.sampler.sample(batch.drawn["uniform"])
         logits = self._along(batch.images, drawn)
         losses = functional.cross_entropy(logits.float(), batch.labels, reduction="none")
         reward = losses.detach().mean() - losses.detach()
@@ -148,8 +160,7 @@ class MntdpS(Mntdp):
         self._generator.set_state(state["generator"])
 
     def predict(self, images: Tensor) -> Tensor:
-        path = owners(self.sampler.best(), self.current.id, self._source)
-        return self.block(N_BLOCKS - 1, path[-1])(self.features(images, path))
+        return self._follow(images, owners(self.sampler.best(), self.current.id, self._source))
 
     def _along(self, images: Tensor, drawn: Tensor) -> Tensor:
         """Logits [n, K] of images that each take their own path (int64 [n, depth])."""
@@ -159,7 +170,8 @@ class MntdpS(Mntdp):
                 state = state.mean(dim=(2, 3))
             fresh = drawn[:, depth] == FRESH
             outputs = self.block(depth, self.current.id)(state)
-            if not bool(fresh.all()):
+            # A CPU can be asked whether any image takes the source's block; a GPU would keep the host waiting.
+            if self._may_be_old[depth] and (self.device.type != "cpu" or not bool(fresh.all())):
                 assert self._source is not None
                 other = self.block(depth, self._source["path"][depth])(state)
                 outputs = torch.where(fresh.view(-1, *[1] * (outputs.dim() - 1)), outputs, other)

@@ -28,6 +28,7 @@ class Par(Distilled):
     """
 
     chains = "plan"
+    capturable = True
     blocks = ("expert", "distillation")
 
     def is_distilled(self, task: LearningTask) -> bool:

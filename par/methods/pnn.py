@@ -81,6 +81,7 @@ class Pnn(Modular):
     """
 
     Hyper = Hyper
+    capturable = True
 
     def build(self, record: dict[str, Any]) -> nn.Module:
         trunk, laterals = build_network(self.settings.network), build_network(self.settings.network).stages

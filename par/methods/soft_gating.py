@@ -75,6 +75,7 @@ class SoftGating(Modular):
     """
 
     Hyper = Hyper
+    capturable = True
     blocks = ()
 
     def n_features(self) -> int:

@@ -27,6 +27,7 @@ from par.streams import Task, load_stream
 from par.training import trainer
 from par.training.images import Images
 from par.training.precision import Precision, policy
+from par.training.step import capturing, cuda_graphs
 
 LONG_CHAIN = 20  # tasks; the predictions of all steps grow with the square of a chain's length
 
@@ -59,6 +60,7 @@ class ChainJob:
         sizes: training images of every task of the chain.
         predict: after which steps test images are predicted, as in params.yaml.
         checkpoint_minutes: between two saves of a step in progress, as in params.yaml.
+        capture: as in params.yaml (True: ``auto``). No part of a step's key: captured or not, the same kernels run.
     """
 
     settings: LearnerSettings
@@ -70,6 +72,7 @@ class ChainJob:
     device: torch.device
     checkpoint_minutes: float = CHECKPOINT_MINUTES
     precision: Precision = "float32"
+    capture: bool = True
 
     @property
     def label(self) -> str:
@@ -82,7 +85,7 @@ class ChainJob:
 
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
         """See :class:`par.steps.workers.Job`."""
-        with policy(self.device, self.precision):
+        with policy(self.device, self.precision), capturing(cuda_graphs(self.device, self.capture)):
             return self._run(store, progress)
 
     def _run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ batch without a further copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ class Images:
         self.labels = torch.as_tensor(labels, dtype=torch.int64).to(device)
         self.mean = torch.tensor(mean, dtype=torch.float32, device=device)
         self.std = torch.tensor(std, dtype=torch.float32, device=device)
+        self._factor, self._shift = 1 / (255 * self.std), self.mean / self.std
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -62,34 +63,50 @@ class Images:
 
         With a ``generator`` (on the CPU) they are augmented, without one they are not.
         """
-        height, width = self.size
-        draw = generator is not None
-        if generator is not None and self.augment:
-            pixels = self._crop_and_flip(rows, generator)
+        drawn = self.draw(len(rows), generator) if generator is not None else {}
+        device = self.pixels.device
+        return self.augmented(rows.to(device), {name: numbers.to(device) for name, numbers in drawn.items()})
+
+    def draw(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """What chance decides in the augmentation of a batch of ``count`` images: for :meth:`augmented`, on the CPU.
+
+        ``mirrored`` bool [b], ``offsets`` int64 [2, b] (y and x), ``brightness`` float32 [b]; without what is not
+        among the augmentations.
+        """
+        drawn = {}
+        if "flip" in self.augment:
+            drawn["mirrored"] = torch.rand(count, generator=generator) < 0.5
+        if "crop" in self.augment:
+            drawn["offsets"] = torch.randint(0, 2 * self.padding + 1, (2, count), generator=generator)
+        if "brightness" in self.augment:
+            drawn["brightness"] = 1 + BRIGHTNESS * (2 * torch.rand(count, generator=generator) - 1)
+        return drawn
+
+    def augmented(self, rows: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
+        """As :meth:`batch`, with what :meth:`draw` drew (nothing: as they are); all of it on the images' device."""
+        (height, width), top = self.size, self.padding
+        if "mirrored" in drawn or "offsets" in drawn:
+            pixels = self._crop_and_flip(rows, drawn.get("mirrored"), drawn.get("offsets"))
         elif self.padding:
-            top = self.padding
-            pixels = self.pixels[rows.to(self.pixels.device), top : top + height, top : top + width]
+            pixels = self.pixels[rows, top : top + height, top : top + width]
         else:
-            pixels = self.pixels[rows.to(self.pixels.device)]
+            pixels = self.pixels[rows]
         images = pixels.to(torch.float32)
-        if draw and "brightness" in self.augment:
-            factor = 1 + BRIGHTNESS * (2 * torch.rand(len(rows), generator=generator) - 1)
-            images = images.mul_(factor.to(images.device)[:, None, None, None]).clamp_(max=255.0)
-        images = images.mul_(1 / (255 * self.std)).sub_(self.mean / self.std)
+        if "brightness" in drawn:
+            images = images.mul_(drawn["brightness"][:, None, None, None]).clamp_(max=255.0)
+        images = images.mul_(self._factor).sub_(self._shift)
         return images.permute(0, 3, 1, 2)
 
-    def _crop_and_flip(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+    def _crop_and_flip(self, rows: Tensor, mirrored: Tensor | None, offsets: Tensor | None) -> Tensor:
         """uint8 [b, H, W, 3]: each image from its own offset, half of them mirrored."""
         (height, width), count, device = self.size, len(rows), self.pixels.device
-        y = torch.arange(height).expand(count, height)
-        x = torch.arange(width).expand(count, width)
-        if "flip" in self.augment:
-            mirrored = torch.rand(count, generator=generator) < 0.5
+        y = torch.arange(height, device=device).expand(count, height)
+        x = torch.arange(width, device=device).expand(count, width)
+        if mirrored is not None:
             x = torch.where(mirrored[:, None], width - 1 - x, x)
-        if "crop" in self.augment:
-            offsets = torch.randint(0, 2 * self.padding + 1, (2, count), generator=generator)
+        if offsets is not None:
             y, x = y + offsets[0, :, None], x + offsets[1, :, None]
         # One gather of rows of three bytes from a flat view: a third of the time of indexing by three tensors.
         padded_height, padded_width = self.pixels.shape[1:3]
         flat = (rows[:, None, None] * padded_height + y[:, :, None]) * padded_width + x[:, None, :]
-        return self.pixels.view(-1, 3)[flat.to(device).view(-1)].view(count, height, width, 3)
+        return self.pixels.view(-1, 3)[flat.view(-1)].view(count, height, width, 3)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -16,19 +17,50 @@ from par.config import Recipe
 from par.training.images import Images
 from par.training.memory import evaluation_batch
 from par.training.precision import autocast
+from par.training.step import (
+    Inputs,
+    Steps,
+    adam,
+    in_place,
+    match_layouts,
+    rate_on_device,
+    recorder,
+    sgd,
+    to_device,
+    undone,
+)
+
+OWN = "own "  # before the names of what a model draws, beside those of the images
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Augmented, normalised images [b, 3, H, W], their labels [b], and their rows [b] in the training split."""
+    """Augmented, normalised images [b, 3, H, W], their labels [b], and their rows [b] in the training split.
+
+    ``drawn``: what :meth:`Trainable.draw` returned for the batch.
+    """
 
     images: Tensor
     labels: Tensor
     rows: Tensor
+    drawn: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Trainable(nn.Module):
-    """What :func:`fit` trains: all of it is put in eval mode and frozen but for ``modules_to_train``."""
+    """What :func:`fit` trains: all of it is put in eval mode and frozen but for ``modules_to_train``.
+
+    A step (``loss``, ``after_backward``) does not wait for the device: it asks no tensor for its value, copies nothing
+    from the host, and has its random numbers from :meth:`draw`.
+    """
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph of one step may stand for all of a fit; asked for once an epoch.
+
+        For a subclass to say (``capturable = True``) where what the host does in ``loss`` and ``after_backward``
+        (branches, numbers, which modules run) is the same in each of them.
+        """
+        return False
 
     def modules_to_train(self) -> list[nn.Module]:
         """Modules whose parameters are optimised and whose buffers may move; everything else stays frozen."""
@@ -45,8 +77,20 @@ class Trainable(nn.Module):
     def start_epoch(self, epoch: int) -> None:
         """Called before the first batch of an epoch."""
 
+    def draw(self, sizes: Sequence[int]) -> Sequence[Mapping[str, Tensor]]:
+        """For each batch of the epoch, of so many images, what its step needs of chance or of a schedule.
+
+        Called after :meth:`start_epoch`. Tensors on the CPU, of the same names and, for batches of one size, of the
+        same shapes; a step finds them on the device as ``batch.drawn``.
+        """
+        return [{}] * len(sizes)
+
     def after_backward(self) -> None:
         """The one gradient hook: gradients are there, clipping and the step are still to come."""
+
+    def at_rest(self) -> tuple[Sequence[nn.Parameter], Tensor] | None:
+        """Parameters that this step leaves as they are where the flag (bool [], on the device) says so."""
+        return None
 
     def end_epoch(self, epoch: int, valid_accuracy: float) -> None:
         """Called after validation."""
@@ -112,12 +156,12 @@ def fit(
         DivergedError: the loss became infinite or NaN.
     """
     with seeding.seeded_layers(key, "dropout"):
-        run = _Fit(model, recipe, key, keep_best, train.pixels.device)
+        run = _Fit(model, train, recipe, key, keep_best)
         saved = checkpoint.load() if checkpoint is not None else None
         if saved is not None:
             run.load_state(saved)
         while not run.is_over():
-            run.epoch(train, valid, progress)
+            run.epoch(valid, progress)
             if checkpoint is not None and checkpoint.is_due():
                 checkpoint.save(run.state())
     run.finish()
@@ -127,12 +171,15 @@ def fit(
 class _Fit:
     """A fit between two epochs: all that the epochs to come depend on, besides its arguments."""
 
-    def __init__(self, model: Trainable, recipe: Recipe, key: str, keep_best: bool, device: torch.device):
+    def __init__(self, model: Trainable, train: Images, recipe: Recipe, key: str, keep_best: bool):
         model.requires_grad_(False)
-        self.model, self.recipe, self.device = model, recipe, device
+        self.model, self.train, self.recipe, self.device = model, train, recipe, train.pixels.device
         self.modules = nn.ModuleList(model.modules_to_train()).requires_grad_(True)
         self.parameters = list(self.modules.parameters())
-        self.optimizer, self.scheduler = _optimizer(self.parameters, recipe)
+        self.optimizer, self.scheduler = _optimizer(self.parameters, recipe, self.device)
+        self.in_place, self.rate = in_place(self.device), torch.zeros((), device=self.device)
+        self.total_loss = torch.zeros((), device=self.device)  # of the epoch's images so far
+        self.steps = Steps(recorder(self.device), self.modules)
         self.order, self.augmentation = (seeding.torch_generator(key, name) for name in ("order", "augmentation"))
         self.keep_best, self.best_accuracy = keep_best, 0.0
         self.best_weights = _copy(self.modules) if keep_best else None
@@ -177,10 +224,10 @@ class _Fit:
         impatient = self.recipe.patience is not None and self.stale >= self.recipe.patience
         return impatient or len(self.log) >= self.recipe.epochs
 
-    def epoch(self, train: Images, valid: Images, progress: Callable[[int], None] | None) -> None:
+    def epoch(self, valid: Images, progress: Callable[[int], None] | None) -> None:
         """Train one epoch, validate, and keep the weights if they are the best so far."""
         epoch, started = len(self.log), time.perf_counter()
-        loss, rate = self._train(train, epoch, progress), self.optimizer.param_groups[0]["lr"]
+        loss, rate = self._train(epoch, progress), self.optimizer.param_groups[0]["lr"]
         if not math.isfinite(loss):
             raise DivergedError(f"the training loss is {loss} in epoch {epoch}; lower learning_rate = {rate:g}.")
         self.model.eval()
@@ -197,29 +244,54 @@ class _Fit:
         else:
             self.stale += 1
 
-    def _train(self, train: Images, epoch: int, progress: Callable[[int], None] | None) -> float:
+    def _train(self, epoch: int, progress: Callable[[int], None] | None) -> float:
         """Go once through the training images; returns the mean loss."""
-        model, total = self.model, torch.zeros((), device=self.device)
+        model = self.model
         model.eval()
         self.modules.train()
         model.start_epoch(epoch)
-        for rows in batches(len(train), self.recipe.batch_size, self.order):
-            batch = Batch(train.batch(rows, self.augmentation), train.labels[rows.to(self.device)], rows)
-            with autocast(self.device):
-                loss = model.loss(batch)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            model.after_backward()
-            if self.recipe.clip_norm is not None:
-                nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip_norm)
+        self.total_loss.zero_()
+        capturable = model.capturable
+        with ExitStack() as stack:
+            stack.enter_context(self.steps.epoch())
+            if self.in_place:
+                stack.enter_context(rate_on_device(self.optimizer, self.rate))
+            for inputs in self._draw():
+                self.steps(self._step, inputs, capturable)
+                if progress is not None:
+                    progress(len(inputs["rows"]))
+        return float(self.total_loss) / len(self.train)
+
+    def _draw(self) -> list[dict[str, Tensor]]:
+        """All that is random in an epoch's batches, drawn on the CPU, on the device."""
+        chunks = list(batches(len(self.train), self.recipe.batch_size, self.order))
+        ours = [{"rows": rows} | self.train.draw(len(rows), self.augmentation) for rows in chunks]
+        own = self.model.draw([len(rows) for rows in chunks])
+        named = [{OWN + name: numbers for name, numbers in drawn.items()} for drawn in own]
+        return to_device([one | other for one, other in zip(ours, named, strict=True)], self.device)
+
+    def _step(self, inputs: Inputs) -> None:
+        """One step on a batch that :meth:`_draw` drew."""
+        rows = inputs["rows"]
+        drawn = {name.removeprefix(OWN): numbers for name, numbers in inputs.items() if name.startswith(OWN)}
+        batch = Batch(self.train.augmented(rows, inputs), self.train.labels[rows], rows, drawn)
+        with autocast(self.device):
+            loss = self.model.loss(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.model.after_backward()
+        if self.recipe.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip_norm)
+        if self.in_place:
+            match_layouts(self.parameters)
+        resting = self.model.at_rest()
+        with undone(self.optimizer, *resting) if resting is not None else nullcontext():
             self.optimizer.step()
-            total += loss.detach() * len(rows)
-            if progress is not None:
-                progress(len(rows))
-        return float(total) / len(train)
+        self.total_loss += loss.detach() * len(rows)
 
     def finish(self) -> None:
-        """Leave the model with its best weights, frozen and in eval mode."""
+        """Leave the model with its best weights, frozen, in eval mode and without gradients, which hold memory."""
+        self.optimizer.zero_grad(set_to_none=True)
         if self.best_weights is not None:
             self.modules.load_state_dict(self.best_weights)
         self.model.requires_grad_(False)
@@ -243,7 +315,7 @@ def predict_classes(predict: Callable[[Tensor], Tensor], images: Images) -> Tens
     """Predicted class (int64 [n], on the CPU) of every image, in order."""
     parts, device = [], images.pixels.device
     with autocast(device):
-        for rows in torch.arange(len(images)).split(evaluation_batch(device, images.size)):
+        for rows in torch.arange(len(images), device=device).split(evaluation_batch(device, images.size)):
             parts.append(predict(images.batch(rows)).argmax(dim=1).cpu())
     return torch.cat(parts)
 
@@ -253,15 +325,16 @@ def accuracy(predict: Callable[[Tensor], Tensor], images: Images) -> float:
     return float((predict_classes(predict, images) == images.labels.cpu()).double().mean())
 
 
-def _optimizer(parameters: list[nn.Parameter], recipe: Recipe) -> tuple[torch.optim.Optimizer, Any]:
+def _optimizer(
+    parameters: list[nn.Parameter], recipe: Recipe, device: torch.device
+) -> tuple[torch.optim.Optimizer, Any]:
     """The optimiser and the per-epoch learning-rate schedule of a recipe; only plateau's ``step`` takes an accuracy."""
     optimizer: torch.optim.Optimizer
+    options = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
     if recipe.optimizer == "sgd":
-        optimizer = torch.optim.SGD(
-            parameters, recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
-        )
+        optimizer = sgd(parameters, device, momentum=recipe.momentum, **options)
     else:
-        optimizer = torch.optim.Adam(parameters, recipe.learning_rate, weight_decay=recipe.weight_decay)
+        optimizer = adam(parameters, device, **options)
     schedules = torch.optim.lr_scheduler
     if recipe.schedule == "cosine":
         return optimizer, schedules.CosineAnnealingLR(optimizer, recipe.epochs, eta_min=recipe.min_learning_rate)

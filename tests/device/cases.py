@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -91,13 +92,29 @@ def learner(name: str, hyper: dict[str, Any], device: torch.device) -> Method:
     return made
 
 
-def through(case: Case, device: torch.device) -> tuple[list[float], list[Tensor]]:
-    """Learn, save, restore and predict task after task; the losses and predictions.
+class Calls:
+    """A recorder (:class:`par.training.step.Recorder`) whose replay is a call of the step."""
+
+    def __init__(self, device: torch.device):
+        self.n_recorded = 0
+
+    def warm_up(self, step: Callable[[], None]) -> None:
+        step()
+
+    def record(self, step: Callable[[], None]) -> Callable[[], None]:
+        self.n_recorded += 1
+        return step
+
+
+def through(
+    case: Case, device: torch.device, base: Recipe = RECIPE, kept: list[Tensor] | None = None
+) -> tuple[list[float], list[Tensor]]:
+    """Learn, save, restore and predict task after task; the losses and predictions. All saved tensors go to ``kept``.
 
     Raises:
         AssertionError: something saved is no plain tensor on the CPU.
     """
-    recipe = replace(RECIPE, optimizer="adam", learning_rate=0.001) if case.method in ADAM else RECIPE
+    recipe = replace(base, optimizer="adam", learning_rate=0.001) if case.method in ADAM else base
     current, losses, predictions = learner(case.method, case.hyper, device), [], []
     for index in range(case.tasks):
         log = current.learn(task(index, device, case.size), Step(recipe, f"test/{index}"))
@@ -105,6 +122,8 @@ def through(case: Case, device: torch.device) -> tuple[list[float], list[Tensor]
         saved = current.save()
         tensors = [leaf for leaf in tree_leaves(saved) if isinstance(leaf, Tensor)]
         assert all(map(_on_the_cpu, tensors)), "saved tensors are not on the CPU"
+        if kept is not None:
+            kept += tensors
         current = learner(case.method, case.hyper, device)
         current.restore(saved)
         for earlier in range(index + 1):

@@ -9,12 +9,13 @@ no cache held any. Nothing is measured.
 from __future__ import annotations
 
 import argparse
-import statistics
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -25,12 +26,16 @@ from torch.utils._pytree import tree_leaves
 from par.cells.expert import Expert
 from par.cells.genotype import DARTS_V1, KINDS
 from par.cells.supernet import Supernet
+from par.config import Recipe
 from par.methods import METHODS
 from par.methods.bases.method import Step
 from par.networks.resnet import LightResNet18
+from par.training import trainer
+from par.training.images import Images
 from par.training.losses import cross_entropy, distillation
-from par.training.precision import autocast, policy
-from tests.device.cases import CASES, RECIPE, learner, task
+from par.training.precision import policy
+from par.training.step import capturing, rate_on_device
+from tests.device.cases import CASES, RECIPE, Calls, learner, task
 from tests.device.emulated import GPU, emulated_gpu
 
 # Operations that only make another view of what is there.
@@ -47,9 +52,9 @@ def launches(name: str, args: tuple) -> int:
     """Kernels that an operation starts on CUDA."""
     if name in VIEWS:
         return 0
-    if name.startswith("_foreach"):
+    if name.startswith(("_foreach", "_fused")):
         lists = [value for value in args if isinstance(value, (list, tuple)) and value and torch.is_tensor(value[0])]
-        depth = min(4, len(lists) + (not name.endswith("_")))
+        depth = min(4, len(lists) + (not name.endswith("_")))  # lists that it reads or writes
         return -(-len(lists[0]) // TENSORS_A_LAUNCH[depth]) * (2 if "norm" in name else 1)
     if name in ("native_batch_norm", "_native_batch_norm_legit"):
         return 4 if args[5] else 1  # statistics and their semaphores, running statistics, normalisation
@@ -102,28 +107,42 @@ def on_device(module: nn.Module) -> nn.Module:
     return module.train()
 
 
+class Counted(trainer.Trainable):
+    """A network with a head, and for a joining task a frozen teacher."""
+
+    def __init__(self, make: Callable[[], nn.Module], teacher: bool):
+        super().__init__()
+        self.network = on_device(make())
+        self.head = on_device(nn.Linear(self.network.n_features, 10))
+        self.teacher = on_device(make()) if teacher else None
+
+    def modules_to_train(self) -> list[nn.Module]:
+        return [self.network, self.head]
+
+    def loss(self, batch: trainer.Batch) -> torch.Tensor:
+        features = self.network(batch.images)
+        loss = cross_entropy(self.head(features), batch.labels)
+        if self.teacher is not None:
+            with torch.no_grad():
+                old = self.head(self.teacher(batch.images))
+            loss = loss + distillation(self.head(features), old, 2.0)
+        return loss
+
+
 def count_step(make: Callable[[], nn.Module], batch: int, teacher: bool = False, pixels: int = 32) -> Launches:
-    """One step of the trainer after a first one, which makes the optimiser's buffers."""
-    with emulated_gpu("meta"):
-        model = on_device(make())
-        head, frozen = on_device(nn.Linear(model.n_features, 10)), on_device(make()).eval().requires_grad_(False)
-        parameters = [*model.parameters(), *head.parameters()]
-        optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.9, weight_decay=0.003, foreach=True)
-        images = torch.empty(batch, pixels, pixels, 3, device=GPU).permute(0, 3, 1, 2)
-        labels = torch.empty(batch, dtype=torch.int64, device=GPU)
-        for _ in range(2):
-            with Launches() as counted:
-                with autocast(GPU):
-                    features = model(images)
-                    loss = cross_entropy(head(features), labels)
-                    if teacher:
-                        with torch.no_grad():
-                            old = head(frozen(images))
-                        loss = loss + distillation(head(features), old, 2.0)
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], 10.0, foreach=True)
-                optimizer.step()
+    """The second step of a fit, with the optimiser and the clipping that CUDA has; from images with crops and flips."""
+    clip = partial(nn.utils.clip_grad_norm_, foreach=True)
+    with emulated_gpu("meta"), capturing(Calls), mock.patch.object(nn.utils, "clip_grad_norm_", clip):
+        model = Counted(make, teacher)
+        shape = (2 * batch, 3, pixels, pixels)
+        images = Images(np.zeros(shape, np.uint8), np.zeros(2 * batch), (0.5,) * 3, (0.25,) * 3, ("crop", "flip"), GPU)
+        fit = trainer._Fit(model, images, Recipe(batch_size=batch), "count", keep_best=False)
+        model.eval()
+        fit.modules.train()
+        with fit.steps.epoch(), rate_on_device(fit.optimizer, fit.rate):
+            for inputs in fit._draw():
+                with Launches() as counted:
+                    fit._step(inputs)
     return counted
 
 
@@ -159,22 +178,28 @@ def networks(batch: int, details: bool) -> None:
             print("  " + ", ".join(f"{name} {n}" for name, n in counted.by_name.most_common(12)))
 
 
-def count_method(name: str) -> tuple[Any, ...]:
-    """Medians over the steps of the last task: copies to the device, to the host, waits, operations."""
+def count_method(name: str) -> tuple[int, ...]:
+    """Of the steps of the last task the most copies to the device, copies to the host, waits, operations."""
     case = replace(CASES[name], tasks=1 if name == "independent" else 3)
-    marks: list[tuple[int, ...]] = []
+    rows: list[tuple[int, ...]] = []
     with emulated_gpu() as mode, policy(GPU, "bf16"):
 
-        def mark(n_images: int) -> None:
-            totals = mode.copies["cpu->gpu"], mode.copies["gpu->cpu"], mode.reads.total(), mode.operations.total()
-            marks.append(totals)
+        def totals() -> np.ndarray:
+            counts = mode.copies["cpu->gpu"], mode.copies["gpu->cpu"], mode.reads.total(), mode.operations.total()
+            return np.array(counts)
+
+        class Counting(trainer.Steps):
+            def __call__(self, *arguments: Any) -> None:
+                before = totals()
+                super().__call__(*arguments)
+                rows.append(tuple((totals() - before).tolist()))
 
         current = learner(name, case.hyper, GPU)
-        for index in range(case.tasks):
-            marks.clear()
-            current.learn(task(index, GPU), Step(replace(RECIPE, batch_size=4), f"count/{index}", mark))
-    steps = np.diff(np.array(marks), axis=0)
-    return tuple(statistics.median(column) for column in steps.T.tolist())
+        with mock.patch.object(trainer, "Steps", Counting):
+            for index in range(case.tasks):
+                rows.clear()
+                current.learn(task(index, GPU), Step(replace(RECIPE, batch_size=4), f"count/{index}"))
+    return tuple(max(column) for column in zip(*rows, strict=True))
 
 
 def methods(names: list[str]) -> None:
@@ -183,7 +208,7 @@ def methods(names: list[str]) -> None:
         "| method | copies to the device | copies to the host | waits of the host | operations |\n|---|---|---|---|---|"
     )
     for name in names:
-        print(f"| {name} | " + " | ".join(f"{value:g}" for value in count_method(name)) + " |", flush=True)
+        print(f"| {name} | " + " | ".join(map(str, count_method(name))) + " |", flush=True)
 
 
 def main() -> None:

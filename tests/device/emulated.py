@@ -120,6 +120,7 @@ class Emulation(TorchDispatchMode):
         self.copies: Counter[str] = Counter()
         self.reads: Counter[str] = Counter()
         self.refused: list[str] = []  # in backward passes, where an exception of Python's would end the process
+        self.tape: Tape | None = None  # while a graph is captured
 
     def count(self, func: Any, args: tuple, target: str) -> None:
         """Count an operation whose result is on ``target``."""
@@ -132,6 +133,10 @@ class Emulation(TorchDispatchMode):
             self.copies["cpu->gpu"] += sum(_place(index) == "cpu" for index in args[1] if index is not None)
         if func in READS:
             self.reads[func._schema.name] += 1
+
+    def waits(self) -> int:
+        """Copies and reads so far."""
+        return self.copies.total() + self.reads.total()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if torch.is_inference_mode_enabled() and func._can_decompose():  # outside of it they arrive decomposed
@@ -158,6 +163,95 @@ def emulated_gpu(elements: str = "cpu") -> Iterator[Emulation]:
         raise DeviceError(f"in a backward pass, {len(mode.refused)} times: {mode.refused[0]}")
 
 
+class Tape:
+    """What a CUDA graph keeps: operations with the memory that they read and write, and no Python between them.
+
+    A capture on CUDA computes nothing. Here operations have to run to be seen; :meth:`rewind` puts back what was in
+    every storage that they changed, and torch's generator.
+    """
+
+    def __init__(self):
+        self.operations: list[tuple[Any, tuple, dict[str, Any], Any]] = []
+        self.before: dict[int, tuple[Any, Any]] = {}
+        self.made: set[int] = set()
+        self.random = torch.get_rng_state()
+
+    def run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Do one operation on the values, and keep it."""
+        for tensor in _written(func, args, kwargs):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self.made | self.before.keys():
+                self.before[storage.data_ptr()] = storage, storage.clone()
+        result = func(*args, **kwargs)
+        given = {tensor.untyped_storage().data_ptr() for tensor in _tensors_in((args, kwargs))}
+        fresh = [tensor for tensor in _tensors_in(result) if tensor.untyped_storage().data_ptr() not in given]
+        self.made |= {tensor.untyped_storage().data_ptr() for tensor in fresh}
+        if fresh or _written(func, args, kwargs):  # otherwise it only makes another view
+            self.operations.append((func, args, kwargs, result))
+        return result
+
+    def rewind(self) -> None:
+        """Let no operation have happened."""
+        for storage, content in self.before.values():
+            storage.copy_(content)
+        torch.set_rng_state(self.random)
+
+    def replay(self) -> None:
+        """Do all operations again, into the same memory."""
+        for func, args, kwargs, result in self.operations:
+            again = func(*args, **kwargs)
+            for old, new in zip(_tensors_in(result), _tensors_in(again), strict=True):
+                if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+                    old.copy_(new)
+
+
+class EmulatedGraphs:
+    """Captures steps on the emulated device (a :class:`par.training.step.Recorder`)."""
+
+    def __init__(self, mode: Emulation):
+        self.mode = mode
+        self.n_captured = self.n_replayed = 0
+
+    def warm_up(self, step: Callable[[], None]) -> None:
+        step()
+
+    def record(self, step: Callable[[], None]) -> Callable[[], None]:
+        tape = self.mode.tape = Tape()
+        refused = len(self.mode.refused)
+        try:
+            step()
+        finally:
+            self.mode.tape = None
+            tape.rewind()
+        if self.mode.refused[refused:]:
+            raise DeviceError(self.mode.refused[-1])
+        self.n_captured += 1
+
+        def replay() -> None:
+            self.n_replayed += 1
+            tape.replay()
+
+        return replay
+
+
+def _tensors_in(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that an operation changes."""
+    if func is aten.native_batch_norm.default:  # its schema does not say so
+        return _tensors_in(args[3:5]) if args[5] else []
+    arguments = func._schema.arguments
+    named = {argument.name: value for argument, value in zip(arguments, args)} | kwargs  # noqa: B905
+    return [
+        tensor
+        for argument in arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in _tensors_in(named.get(argument.name))
+    ]
+
+
 def _on_device(value: Any) -> bool:
     return isinstance(value, DeviceTensor)
 
@@ -176,20 +270,28 @@ def _run(func: Any, args: tuple, kwargs: dict[str, Any], mode: Emulation | None)
     if asked != "gpu" and not on_device:
         return func(*args, **kwargs)
     target = asked or _target(func, args)
+    waits = mode.waits() if mode is not None else 0
     try:
         _check(func, args, flat, target)
+        if mode is not None:
+            mode.count(func, args, target)
+            if mode.tape is not None and mode.waits() > waits:
+                raise DeviceError(f"{func._schema.name} needs the host while a graph is captured")
     except DeviceError as error:
         if torch._C._current_graph_task_id() == -1 or mode is None:
             raise
         mode.refused.append(str(error))
-    if mode is not None:
-        mode.count(func, args, target)
     elements = mode.elements if mode is not None else on_device[0].element.device.type
+    if elements == "meta" and not func._schema.returns:
+        return None  # an optimiser's fused kernel, which has none for meta
     inner_args, inner_kwargs = tree_map_only(DeviceTensor, lambda tensor: tensor.element, (args, kwargs))
     if asked is not None:
         inner_kwargs = {name: value for name, value in inner_kwargs.items() if name != "pin_memory"}
         inner_kwargs["device"] = elements if target == "gpu" else asked
-    result = func(*inner_args, **inner_kwargs)
+    if mode is not None and mode.tape is not None:
+        result = mode.tape.run(func, inner_args, inner_kwargs)
+    else:
+        result = func(*inner_args, **inner_kwargs)
     if target != "gpu":
         return args[0] if func in COPIES and asked is None else result
     return return_and_correct_aliasing(func, args, kwargs, tree_map_only(torch.Tensor, DeviceTensor, result))

@@ -10,14 +10,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from par.cells.genotype import DARTS_V1
 from par.cells.search import search_cell
@@ -27,9 +30,11 @@ from par.settings import resolve
 from par.steps.chain_job import ChainJob, ChainTask, assemble
 from par.steps.store import Store
 from par.streams import build_stream, definition
+from par.training import trainer
 from par.training.precision import policy
-from tests.device.cases import CASES, CONFIG, EXPERT, OTHER_CASES, RECIPE, Case, images, through
-from tests.device.emulated import GPU, emulated_gpu
+from par.training.step import capturing
+from tests.device.cases import CASES, CONFIG, EXPERT, OTHER_CASES, RECIPE, Calls, Case, images, through
+from tests.device.emulated import GPU, EmulatedGraphs, Emulation, emulated_gpu
 
 
 def in_float32(case: Case) -> str:
@@ -48,6 +53,41 @@ def in_both(case: Case) -> str:
     expected, _ = through(replace(case, tasks=1), torch.device("cpu"))
     assert np.isfinite(losses).all() and abs(losses[0] - expected[0]) < 0.2, f"{losses} for {expected} on a CPU"
     return f"{in_float32(case)}, {abs(losses[0] - expected[0]):.4f} from its first loss in bf16"
+
+
+def captured(case: Case) -> str:
+    """Steps replayed from a graph give the bits of steps that are called, and neither waits for anything.
+
+    Two epochs of two whole batches and a shorter one: a warm-up, then captured or replayed steps, with two rates.
+    """
+    recipe, found, replayed = replace(RECIPE, epochs=2, batch_size=9), [], []
+    for make in (lambda mode: Calls, lambda mode: lambda device: replayed.append(EmulatedGraphs(mode)) or replayed[-1]):
+        waits: list[str] = []
+        with emulated_gpu() as mode, policy(GPU, "float32"), capturing(make(mode)), watched(mode, waits):
+            saved: list[Tensor] = []
+            losses, predictions = through(case, GPU, recipe, saved)
+            found.append((losses, predictions + saved))
+        assert not waits, f"the host waits in a step: {waits[:3]}"
+    (losses, tensors), (others, other_tensors) = found
+    assert losses == others and all(map(torch.equal, tensors, other_tensors)), f"other bits: {losses}, {others}"
+    n_graphs, n_steps = (sum(getattr(one, name) for one in replayed) for name in ("n_captured", "n_replayed"))
+    is_drawing = "freeze_after" in case.hyper  # of a second task no path is ever fixed
+    assert n_graphs >= (1 if is_drawing else case.tasks), f"{n_graphs} graphs in {len(replayed)} fits"
+    return f"{n_graphs} graphs in {len(replayed)} fits, {n_steps} steps replayed, no wait in a step"
+
+
+@contextmanager
+def watched(mode: Emulation, waits: list[str]) -> Iterator[None]:
+    """Within the block what makes a step wait is added to ``waits``."""
+
+    class Watched(trainer.Steps):
+        def __call__(self, *arguments: Any) -> None:
+            before = mode.copies + mode.reads
+            super().__call__(*arguments)
+            waits.extend((mode.copies + mode.reads - before).elements())
+
+    with mock.patch.object(trainer, "Steps", Watched):
+        yield
 
 
 def cell_search(update: str) -> str:
@@ -105,9 +145,16 @@ def chain() -> str:
     return f"{n_predictions} predictions"
 
 
+CAPTURED = {
+    **CASES,
+    "learn_to_grow": Case("learn_to_grow", {"search_epochs": 3}),  # half the images: one whole batch an epoch
+    "hat resnet": OTHER_CASES["hat resnet"],
+    "mntdp_s drawing": Case("mntdp_s", {"freeze_after": 1.0}),
+}
 PARTS: dict[str, Callable[[], str]] = {
     **{name: partial(in_both, case) for name, case in CASES.items()},
     **{name: partial(in_float32, case) for name, case in OTHER_CASES.items()},
+    **{f"captured {name}": partial(captured, case) for name, case in CAPTURED.items()},
     **{f"search {update}": partial(cell_search, update) for update in ("mdl", "advantage")},
     "extractor": extractor,
     "chain": chain,
@@ -131,7 +178,7 @@ def main() -> None:
             line = f"FAIL  {type(error).__name__}: {' '.join(str(error).split())[:160]}"
             if options.trace:
                 traceback.print_exc()
-        print(f"{name:18} {line}; {time.process_time() - started:.1f} s", flush=True)
+        print(f"{name:23} {line}; {time.process_time() - started:.1f} s", flush=True)
     sys.exit(bool(n_failed))
 
 

@@ -50,24 +50,59 @@ BUGS = {
     "new module": Bug("lmc", "methods/lmc.py", "module.to(running.device)", "module"),
     "bases": Bug("gpm", "methods/gpm.py", "name: basis.to(self.device) for", "name: basis for"),
     "saved bases": Bug("gpm", "methods/gpm.py", "basis.cpu().clone()", "basis.clone()"),
-    "brightness": Bug("finetune", "training/images.py", "factor.to(images.device)", "factor"),
+    "draws": Bug(
+        "finetune",
+        "training/step.py",
+        "torch.cat([part.reshape(-1) for part in parts]).to(device)",
+        "torch.cat([part.reshape(-1) for part in parts])",
+    ),
     "generator": Bug(
         "finetune",
         "training/images.py",
-        "rand(count, generator=generator)",
-        "rand(count, generator=generator, device=device)",
+        "torch.rand(count, generator=generator) < 0.5",
+        "torch.rand(count, generator=generator, device=self.pixels.device) < 0.5",
     ),
     "labels": Bug("finetune", "training/trainer.py", "argmax(dim=1).cpu()", "argmax(dim=1)"),
     "saved tensors": Bug(
         "finetune", "methods/bases/method.py", "value.detach().cpu().clone()", "value.detach().clone()"
     ),
     "trunk": Bug("learn_to_grow", "methods/learn_to_grow.py", "Search(trunk.to(self.device)", "Search(trunk"),
-    "drawn paths": Bug("mntdp_s", "methods/mntdp_s.py", ".exp().cpu()", ".exp()"),
+    "drawn paths": Bug(
+        "mntdp_s", "methods/mntdp_s.py", "arange(N_BLOCKS, device=drawn.device)", "arange(N_BLOCKS)[None] + 0 * drawn"
+    ),
     "modules": Bug("pnn", "methods/bases/modular.py", "self.build(record).to(self.device)", "self.build(record)"),
     "supernet": Bug("search mdl", "cells/search.py", ".to(\n            train.pixels.device\n        )", ""),
     "extractor": Bug("extractor", "relatedness/extractor.py", "torch.tensor(std, device=device)", "torch.tensor(std)"),
     "pooling": Bug("soft_gating", "networks/pooling.py", 'maps.device.type == "cpu"', "True"),
-    "legal index": Bug("gpm", "training/images.py", "flat.to(device).view(-1)", "flat.view(-1)", legal=True),
+    "legal index": Bug("gpm", "training/images.py", "[flat.view(-1)]", "[flat.view(-1).cpu()]", legal=True),
+    "index copied in a step": Bug("captured gpm", "training/images.py", "[flat.view(-1)]", "[flat.view(-1).cpu()]"),
+    "number copied in a step": Bug(
+        "captured hat",
+        "methods/hat.py",
+        '= self.masks(self.current.id, batch.drawn["scale"])',
+        "= self.masks(self.current.id, torch.tensor([1.0]).to(self.device))",
+    ),
+    "number of the host in a graph": Bug(
+        "captured hat",
+        "methods/hat.py",
+        '= self.masks(self.current.id, batch.drawn["scale"])',
+        "= self.masks(self.current.id, self.__dict__.setdefault('n', []).append(1) or len(self.n))",
+    ),
+    "branch on a value": Bug("captured agem", "methods/agem.py", 'against.device.type == "cpu" and not', "not"),
+    "question to the device": Bug(
+        "captured mntdp_s drawing", "methods/mntdp_s.py", 'self.device.type != "cpu" or not', "not"
+    ),
+    "path looked up in a step": Bug(
+        "captured mntdp_s", "methods/mntdp_s.py", "self._follow(batch.images, self._path)", "self.predict(batch.images)"
+    ),
+    "rate in a graph": Bug(
+        "captured finetune",
+        "training/trainer.py",
+        "if self.in_place:\n                stack",
+        "if False:\n                stack",
+    ),
+    "batch in a graph": Bug("captured finetune", "training/step.py", "tensor.copy_(inputs[name])", "pass"),
+    "counted batches": Bug("captured finetune", "training/step.py", "self._n_replays * count", "count"),
 }
 
 
@@ -92,10 +127,10 @@ def outcome(bug: Bug) -> tuple[bool, str]:
         command = [sys.executable, "-W", "ignore", "-P", "-m", "tests.device.exercise", bug.part]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     lines = done.stdout.splitlines()
-    if len(lines) != 1 or lines[0][19:23].strip() not in ("ok", "FAIL"):
+    if len(lines) != 1 or lines[0][24:28].strip() not in ("ok", "FAIL"):
         return False, f"no verdict: {(done.stdout + done.stderr)[-200:]}"
     passes = done.returncode == 0
-    return passes == bug.legal, f"{'passes' if passes else 'found'}: {lines[0][25:]}"
+    return passes == bug.legal, f"{'passes' if passes else 'found'}: {lines[0][30:]}"
 
 
 def main() -> None:
@@ -106,7 +141,7 @@ def main() -> None:
     for name in parser.parse_args().bugs or BUGS:
         right, line = outcome(BUGS[name])
         wrong += not right
-        print(f"{'' if right else 'WRONG '}{name:15} {line}", flush=True)
+        print(f"{'' if right else 'WRONG '}{name:29} {line}", flush=True)
     sys.exit(bool(wrong))
 
 

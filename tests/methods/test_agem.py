@@ -50,9 +50,10 @@ def test_no_step_raises_the_loss_on_the_memory(monkeypatch):
             return float(sum((gradient * other).double().sum() for gradient, other in pairs))
 
         before = product()
-        project(parameters, reference)
+        against = project(parameters, reference)
         norm = float(sum(other.double().square().sum() for other in reference if other is not None))
         products.append((before / norm, product() / norm))
+        return against
 
     monkeypatch.setattr("par.methods.agem.project", recorded)
     learner = tasks.learner("agem")
@@ -65,7 +66,12 @@ def test_no_step_raises_the_loss_on_the_memory(monkeypatch):
 
 def test_reference_is_the_gradient_on_the_memory(monkeypatch):
     found = {}
-    monkeypatch.setattr("par.methods.agem.project", lambda parameters, reference: found.update(reference=reference))
+
+    def recorded(parameters, reference):
+        found["reference"] = reference
+        return torch.tensor(False)
+
+    monkeypatch.setattr("par.methods.agem.project", recorded)
     learner = tasks.learner("agem", per_class=2)
     learner.learn(tasks.task(0), tasks.step(0))
     task, step = tasks.task(1), tasks.step(1)
@@ -73,7 +79,10 @@ def test_reference_is_the_gradient_on_the_memory(monkeypatch):
     class Draw:
         def draw(self, count):
             found["count"] = count
-            rows = torch.arange(6)
+            return {"rows": torch.arange(6)}
+
+        def batch(self, drawn):
+            rows = drawn["rows"]
             return tasks.task(0).train.batch(rows), tasks.task(0).train.labels[rows], torch.zeros(6, dtype=torch.int64)
 
     learner.current = task
@@ -81,10 +90,11 @@ def test_reference_is_the_gradient_on_the_memory(monkeypatch):
     learner.recall = Draw()
     learner.requires_grad_(True).eval()
     rows = torch.arange(8)
-    learner.loss(Batch(task.train.batch(rows), task.train.labels[rows], rows)).backward()
+    (drawn,) = learner.draw([8])
+    learner.loss(Batch(task.train.batch(rows), task.train.labels[rows], rows, drawn)).backward()
     learner.after_backward()
     assert found["count"] == 8
-    images, labels, _ = Draw().draw(6)
+    images, labels, _ = Draw().batch(drawn)
     loss = nn.functional.cross_entropy(learner.logits(images, 0), labels)
     trunk = list(learner.trunk.parameters())
     for ours, expected in zip(found["reference"], torch.autograd.grad(loss, trunk), strict=False):

@@ -26,8 +26,9 @@ def test_loss_is_the_mean_over_the_joined_batch_each_image_through_its_own_head(
         return Recall(learner.memory, learner.tasks, task.train.augment, torch.Generator().manual_seed(0))
 
     rows = torch.arange(8)
-    batch = Batch(task.train.batch(rows), task.train.labels[rows], rows)
-    images, labels, positions = recall().draw(8)
+    drawn = recall().draw(8)
+    batch = Batch(task.train.batch(rows), task.train.labels[rows], rows, drawn)
+    images, labels, positions = recall().batch(drawn)
     assert len(labels) == 8 and set(positions.tolist()) == {0, 1}
     learner.train()  # statistics of the joined batch
     features = learner.trunk(torch.cat([batch.images, images]))

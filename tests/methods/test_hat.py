@@ -44,9 +44,9 @@ def with_gradients(model, task_id: int, rows=8):
     model._n_batches, model._weight_decay = 5, 0.0
     nn.ModuleList(model.modules_to_train()).requires_grad_(True)
     model.start_epoch(0)
-    model._n_seen = 16
+    drawn = model.draw([8] * 5)[2]
     train, rows = model.current.train, torch.arange(rows)
-    model.loss(trainer.Batch(train.batch(rows), train.labels[rows], rows)).backward()
+    model.loss(trainer.Batch(train.batch(rows), train.labels[rows], rows, drawn)).backward()
     return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
 
 
@@ -101,7 +101,7 @@ def test_embedding_gradients_are_compensated():
     model = learner("hat", width=0.06)
     plain = with_gradients(model, 0)
     scale = 1 / 400 + (400 - 1 / 400) * 2 / 4  # third batch of five
-    assert model._scale == pytest.approx(scale)
+    assert float(model._drawn["scale"]) == pytest.approx(scale)
     model.after_backward()
     for layer, embedding in enumerate(model.embeddings["0"]):
         for unit, value in enumerate(embedding.tolist()):
@@ -114,7 +114,7 @@ def test_embedding_gradients_are_compensated():
 def test_compensation_makes_the_gradient_that_of_s_one_times_s_max():
     embedding = torch.linspace(-1, 1, 11, dtype=torch.float64).requires_grad_()
     slopes = [torch.autograd.grad(torch.sigmoid(s * embedding).sum(), embedding)[0] for s in (1.0, 8.0)]
-    assert torch.allclose(slopes[1] * hat.compensation(embedding.detach(), 8.0, 400.0), 400 * slopes[0])
+    assert torch.allclose(slopes[1] * hat.compensation(embedding.detach(), 8.0, 400.0 / 8.0), 400 * slopes[0])
 
 
 def test_the_regulariser_on_hand_numbers():
@@ -131,7 +131,7 @@ def scales(annealing: str, n_images: int, epochs: int = 1) -> list[float]:
     """s of every batch of 8 images."""
     model, seen = learner("hat", width=0.06, annealing=annealing), []
     original = model.scale
-    model.scale = lambda: seen.append(original()) or seen[-1]
+    model.scale = lambda n_seen: seen.append(original(n_seen)) or seen[-1]
     split = task(0).train.subset(torch.arange(n_images))
     recipe = dataclasses.replace(RECIPE, epochs=epochs)
     model.learn(dataclasses.replace(task(0), train=split), step(0, recipe))

@@ -74,7 +74,8 @@ def test_every_image_is_normalised_by_its_own_task():
     records = [{"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7]}, {"mean": [0.0, 0.4, 0.8], "std": [1.0, 0.1, 0.2]}]
     memory.store(numbered(3, labels=[0, 1, 2]), torch.arange(3), 0)
     memory.store(numbered(2, first=100, labels=[3, 4]), torch.arange(2), 1)
-    images, labels, positions = Recall(memory, records, (), torch.Generator().manual_seed(0)).draw(5)
+    recall = Recall(memory, records, (), torch.Generator().manual_seed(0))
+    images, labels, positions = recall.batch(recall.draw(5))
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert set(positions.tolist()) == {0, 1}
     for image, label, position in zip(images, labels, positions, strict=True):
@@ -88,8 +89,8 @@ def test_draws_are_uniform_with_replacement_and_at_most_as_many_as_there_are():
     memory.extend(8)
     memory.store(numbered(6, labels=np.arange(6)), torch.arange(6), 0)
     recall = Recall(memory, [record], (), torch.Generator().manual_seed(0))
-    assert len(recall.draw(4)[1]) == 4
-    labels = torch.cat([recall.draw(64)[1] for _ in range(1000)])
+    assert len(recall.batch(recall.draw(4))[1]) == 4
+    labels = torch.cat([recall.batch(recall.draw(64))[1] for _ in range(1000)])
     assert len(labels) == 6000
     assert torch.all((torch.bincount(labels) / 6000 - 1 / 6).abs() < 0.02)  # 4 standard deviations
     assert len(labels[:6].unique()) < 6
@@ -100,5 +101,5 @@ def test_images_are_augmented_like_the_current_data():
     memory.extend(1)
     memory.store(numbered(1, first=255), torch.tensor([0]), 0)
     recall = Recall(memory, [record], ("crop",), torch.Generator().manual_seed(0))
-    borders = {float(recall.draw(1)[0].sum()) for _ in range(30)}
+    borders = {float(recall.batch(recall.draw(1))[0].sum()) for _ in range(30)}
     assert len(borders) > 1 and max(borders) == 48

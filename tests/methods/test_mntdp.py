@@ -161,7 +161,7 @@ def test_the_sampler_draws_paths_of_the_graph_by_their_probability(connections, 
     sampler = random_sampler(connections, source_head)
     probabilities = sampler.log_probability(sampler.choices).exp()
     assert float(probabilities.sum()) == pytest.approx(1, abs=1e-5)
-    drawn = sampler.sample(4000, seeding.torch_generator("test"))
+    drawn = sampler.sample(torch.rand(7, 4000, generator=seeding.torch_generator("test")))
     frequencies = torch.tensor([float((drawn == path).all(1).double().mean()) for path in sampler.choices])
     assert float(frequencies.sum()) == pytest.approx(1)
     assert float((frequencies - probabilities).abs().max()) < 0.03
@@ -191,7 +191,8 @@ def test_reinforce_prefers_the_paths_with_the_smaller_loss():
     assert float(method.sampler.log_probability(whole).detach().exp()) == pytest.approx(1 / 8)
     rows = torch.arange(24)
     for _ in range(60):
-        method.loss(trainer.Batch(same.train.batch(rows), same.train.labels, rows))
+        (drawn,) = method.draw([24])
+        method.loss(trainer.Batch(same.train.batch(rows), same.train.labels, rows, drawn))
     assert float(method.sampler.log_probability(whole).detach().exp()) > 0.9
     assert method.sampler.best() == (SOURCE,) * 7
 
@@ -204,11 +205,11 @@ def test_one_path_is_trained_after_half_of_the_epochs():
     favour(method.sampler, (SOURCE,) * 7)  # nothing to train: sampling goes on
     assert [fixed_after_start(method, epoch) for epoch in range(4)] == [False] * 4
     method.own(1).requires_grad_(True)
-    assert method.loss(batch_of(cases.task(1))).requires_grad
+    assert method.loss(batch_of(cases.task(1), method)).requires_grad
     favour(method.sampler, (SOURCE,) * 6 + (FRESH,))
     assert [fixed_after_start(method, epoch) for epoch in range(4)] == [False, False, True, True]
     logits = method.sampler.logits.clone()
-    method.loss(batch_of(cases.task(1)))
+    method.loss(batch_of(cases.task(1), method))
     assert torch.equal(method.sampler.logits, logits)
 
 
@@ -235,14 +236,14 @@ def fixed_after_start(method, epoch: int) -> bool:
     return method._fixed_path
 
 
-def batch_of(task) -> trainer.Batch:
-    rows = torch.arange(8)
-    return trainer.Batch(task.train.batch(rows), task.train.labels[rows], rows)
+def batch_of(task, method) -> trainer.Batch:
+    rows, (drawn,) = torch.arange(8), method.draw([8])
+    return trainer.Batch(task.train.batch(rows), task.train.labels[rows], rows, drawn)
 
 
 def test_images_follow_their_own_paths():
     method = cases.grown("mntdp_s", [{"path": [0] * 7}, {"path": [1] * 7}])
-    method.current, method._source = cases.task(1), method.tasks[0]
+    method.current, method._source, method._may_be_old = cases.task(1), method.tasks[0], [True] * 7
     images, drawn = torch.randn(8, 3, 16, 16), torch.tensor(paths("fw", source_head=True))
     outputs = method._along(images, drawn)
     for row, path in enumerate(drawn.tolist()):

@@ -95,11 +95,15 @@ class Recall:
         )
         self.generator = generator
 
-    def draw(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Images [b, 3, H, W], labels [b] and positions [b] of their tasks; b = min(count, images in the memory)."""
+    def draw(self, count: int) -> dict[str, Tensor]:
+        """What chance says of a batch of b = min(count, images in the memory), for :meth:`batch`; on the CPU."""
         rows = torch.randint(len(self.images), (min(count, len(self.images)),), generator=self.generator)
-        images, rows = self.images.batch(rows, self.generator), rows.to(self.positions.device)
-        positions = self.positions[rows]
+        return {"rows": rows} | self.images.draw(len(rows), self.generator)
+
+    def batch(self, drawn: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Images [b, 3, H, W], labels [b] and positions [b] of their tasks; ``drawn`` is on the memory's device."""
+        rows = drawn["rows"]
+        images, positions = self.images.augmented(rows, drawn), self.positions[rows]
         return (images - self.mean[positions]) / self.std[positions], self.images.labels[rows], positions
 
 

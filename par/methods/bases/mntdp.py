@@ -57,7 +57,10 @@ class Mntdp(Modular):
         return images.mean(dim=(2, 3))
 
     def logits(self, images: Tensor, task_id: int) -> Tensor:
-        path = self.path(task_id)
+        return self._follow(images, self.path(task_id))
+
+    def _follow(self, images: Tensor, path: Sequence[int]) -> Tensor:
+        """Images [n, 3, H, W] -> logits [n, K] along a path of owners."""
         return self.block(N_BLOCKS - 1, path[-1])(self.features(images, path))
 
     def choose_source(self, task: LearningTask, key: str, k: int) -> dict[str, Any] | None:
