@@ -24,7 +24,7 @@ from par.settings import load, resolve
 from par.streams import Task
 from par.text import one_line
 from par.use.identifier import Identifier, extractor_of
-from par.use.pictures import PictureReader, differences, filters
+from par.use.pictures import PictureReader, differences
 from par.use.predictor import Prediction, Predictor, find_task
 from pipeline.stage import FEATURES, PROTOTYPES, RUNS, STREAMS, mistakes_in_one_sentence
 
@@ -56,9 +56,8 @@ def _predict(options: argparse.Namespace) -> int:
         notes.append(f"Learned on {predictor.learned_on}, answered on {device.type}: last digits may differ.")
     task = None if options.task in UNNAMED else find_task(predictor.stream, options.task)
     of_tasks = [task] if task else predictor.stream.tasks
-    known = list(dict.fromkeys(name for one in of_tasks for name in filters(one)))
-    notes += differences(of_tasks, known)
-    reader = PictureReader(of_tasks[0].image_size, known[0])
+    notes += differences(of_tasks)
+    reader = PictureReader(of_tasks[0].image_size, of_tasks[0].target)
     answer = _answer(config, predictor, task, options, device)
     rows: list[tuple[str, Prediction]] = []
     for names, pixels in _chunks(reader.read(options.images)):

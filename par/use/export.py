@@ -21,7 +21,6 @@ from par.methods.bases.method import Method
 from par.schema import ConfigError, to_plain
 from par.settings import from_plain
 from par.streams import Stream, Task
-from par.use.pictures import filters
 from par.use.predictor import Predictor
 
 TENSOR = "tensor"  # the only key of what stands in the card for a tensor
@@ -92,7 +91,8 @@ def describe(task: Task) -> dict[str, Any]:
         "source": task.source,
         "classes": list(task.class_names),
         "image_size": list(task.image_size),
-        "resample": filters(task)[0],
+        "resample": task.resample,
+        "squash": task.squash,
         "mean": list(task.mean),
         "std": list(task.std),
         "transform": task.transform,
@@ -115,6 +115,8 @@ def described_stream(card: Mapping[str, Any]) -> Stream:
             counts={},
             digest=task["digest"],
             image_size=tuple(task["image_size"]),
+            resample=task["resample"],
+            squash=task["squash"],
             directory=Path(),
             starts={},
         )

@@ -44,7 +44,6 @@ class Service:
         chains = torch.load(folder / "model.pt", weights_only=True, map_location="cpu")
         settings = from_plain(card["learner"], f"{folder}/card.json")
         self._predictor = Predictor(described_stream(card), settings, chains, device)
-        self._resample = {task["index"]: task["resample"] for task in card["tasks"]}
         self._lock = threading.Lock()
 
     def answer(self, images: Sequence[Any], tasks: Sequence[Any]) -> list[Prediction]:
@@ -80,7 +79,7 @@ class Service:
             content = base64.b64decode(image, validate=True)
         except binascii.Error as error:
             raise RequestError(f"image {row} is no base64 text ({error}); send the file's bytes as base64.") from None
-        reader = PictureReader(task.image_size, self._resample[task.index])
+        reader = PictureReader(task.image_size, task.target)
         pixels = reader.decode(content, f"image {row}")
         if pixels is None:
             raise RequestError(f"image {row} {reader.unreadable[f'image {row}']}.")
