@@ -25,12 +25,12 @@ from par.streams import Task
 from par.text import one_line
 from par.use.identifier import Identifier, extractor_of
 from par.use.pictures import PictureReader, differences
-from par.use.predictor import Prediction, Predictor, find_task
+from par.use.predictor import UNNAMED, Prediction, Predictor, find_task
+from pipeline.models import stream_identity
 from pipeline.stage import FEATURES, PROTOTYPES, RUNS, STREAMS, mistakes_in_one_sentence
 
 AT_ONCE = 1024  # images in memory
 TOP = 5
-UNNAMED = ("auto", "any")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,17 +75,9 @@ def _answer(
     if task is not None:
         return lambda pixels: predictor.predict(pixels, task.index, TOP)
     features, prototypes = FEATURES / f"{options.stream}.npz", PROTOTYPES / f"{options.stream}.npz"
-    identifier = Identifier(
-        extractor_of(features, config.extractor, device),
-        features,
-        prototypes,
-        options.seed,
-        len(predictor.stream.tasks),
-        config.distance.split,
-    )
-    if options.task == "auto":
-        return lambda pixels: predictor.predict_each(pixels, identifier.distances(pixels).argmin(axis=1), TOP)
-    return lambda pixels: predictor.predict_any(pixels, identifier.probabilities(pixels), TOP)
+    identity = stream_identity(config, predictor.stream, features, prototypes)
+    identifier = Identifier(extractor_of(features, config.extractor, device), identity)
+    return lambda pixels: predictor.predict_unnamed(pixels, identifier, options.task, TOP)
 
 
 def _changed(config: Config, predictor: Predictor) -> list[str]:
