@@ -27,14 +27,14 @@ from PIL import Image
 from par.files import read_json
 
 
-def request(images: int, task: dict) -> bytes:
-    """The body of a request with so many images of noise in the size of the task."""
+def request(images: int, size: list[int], task: str) -> bytes:
+    """The body of a request with so many images of noise, height and width ``size``, for a task or ``auto``."""
     generator, records = np.random.default_rng(0), []
     for _ in range(images):
         file = io.BytesIO()
-        pixels = generator.integers(0, 256, (*task["image_size"], 3), dtype=np.uint8)
+        pixels = generator.integers(0, 256, (*size, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(file, format="PNG")
-        records.append({"image": base64.b64encode(file.getvalue()).decode(), "task": str(task["index"])})
+        records.append({"image": base64.b64encode(file.getvalue()).decode(), "task": task})
     return json.dumps({"dataframe_records": records}).encode()
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000, help="of the clients in parallel, together")
     parser.add_argument("--clients", type=int, default=8)
     options = parser.parse_args()
-    task = read_json(options.model / "data/learner/card.json")["tasks"][0]
+    size = read_json(options.model / "data/learner/card.json")["tasks"][0]["image_size"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -70,7 +70,7 @@ def main() -> None:
                 if server.poll() is not None:
                     raise SystemExit("the server has ended; start it by hand to see why") from None
                 time.sleep(0.2)
-        measure(f"{address}/invocations", task, options.requests, options.clients)
+        measure(f"{address}/invocations", size, options.requests, options.clients)
         processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
         print(f"resident memory of the server: {sum(one.memory_info().rss for one in processes) / 1e6:.0f} MB")
     finally:
@@ -78,15 +78,16 @@ def main() -> None:
         server.wait()
 
 
-def measure(address: str, task: dict, n_requests: int, n_clients: int) -> None:
+def measure(address: str, size: list[int], n_requests: int, n_clients: int) -> None:
     """Print latencies and throughput."""
-    for images, repeats in ((1, 200), (256, 20)):
-        body = request(images, task)
+    for images, task, repeats in ((1, "0", 200), (256, "0", 20), (1, "auto", 50), (256, "auto", 5)):
+        body = request(images, size, task)
         post(address, body)
         seconds = np.array([post(address, body) for _ in range(repeats)])
         p50, p99 = 1000 * np.percentile(seconds, [50, 99])
-        print(f"{images} images a request: p50 {p50:.1f} ms, p99 {p99:.1f} ms, {images / seconds.mean():.0f} images/s")
-    body, errors = request(1, task), 0
+        speed = f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, {images / seconds.mean():.0f} images/s"
+        print(f"{images} images a request, task {task}: {speed}")
+    body, errors = request(1, size, "0"), 0
 
     def ask(_: int) -> bool:
         try:

@@ -207,6 +207,7 @@ class Tracking:
     """MLflow."""
 
     experiment: str = "par"
+    models: Literal["first_seed", "all", "none"] = "first_seed"  # the learners that become models: of which seeds
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,17 @@ def _unshared(value: Any) -> Any:
     return type(value)(map(_unshared, value)) if isinstance(value, (list, tuple)) else value
 
 
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Make ``target`` the file ``source`` without copying its bytes where the disk can do that.
+
+    Both are then one file: neither may be written into, only replaced, as everything in this module does.
+    """
+    try:
+        os.link(Path(source).resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def sha256_bytes(content: bytes) -> str:
     """Hexadecimal SHA-256 of bytes."""
     return hashlib.sha256(content).hexdigest()

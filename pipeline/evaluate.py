@@ -15,7 +15,8 @@ from par.metrics import average_accuracy_without_identity, chance_level, evaluat
 from par.relatedness.identification import identify
 from par.relatedness.prototypes import Prototypes
 from par.streams import Stream, load_stream
-from pipeline.stage import PROTOTYPES, RESULTS, RUNS, STREAMS, TEST_FEATURES, StageError, run_stage
+from pipeline.models import record_models
+from pipeline.stage import FEATURES, PROTOTYPES, RESULTS, RUNS, STREAMS, TEST_FEATURES, StageError, run_stage
 from pipeline.tracking import Run
 
 
@@ -59,6 +60,7 @@ def main(config: Config, stream: str, run: Run) -> None:
         }
     write_json(out, result)
     run.artifact(out)
+    record_models(config, streams, learners, FEATURES / f"{stream}.npz", PROTOTYPES / f"{stream}.npz", run)
 
 
 def _identified(config: Config, stream: str, seed: int, built: Stream) -> list[np.ndarray]:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 
 from par.files import read_json
+from par.settings import load
+from par.use.card import write_service
 from par.use.export import InexactError, export_onnx, export_state
 from par.use.predictor import Predictor, find_task
-from pipeline.stage import RESULTS, RUNS, STREAMS, StageError, mistakes_in_one_sentence
+from pipeline.models import stream_identity
+from pipeline.stage import FEATURES, PROTOTYPES, RESULTS, RUNS, STREAMS, StageError, mistakes_in_one_sentence
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,9 +44,15 @@ def _export(options: argparse.Namespace) -> int:
     task = find_task(predictor.stream, options.task) if options.task is not None else None
     accuracies = _accuracies(stream, learner, seed)
     if options.mlflow:
-        from pipeline.served import save_model  # loads MLflow, which takes seconds
+        from pipeline.model_folder import save_model  # loads MLflow, which takes seconds
 
-        save_model(predictor, out / "mlflow", accuracies)
+        with tempfile.TemporaryDirectory() as folder:
+            features, prototypes = FEATURES / f"{stream}.npz", PROTOTYPES / f"{stream}.npz"
+            identity = stream_identity(load(), predictor.stream, features, prototypes)
+            service = Path(folder) / "learner"
+            service.mkdir()
+            write_service(service, RUNS / stream / learner / seed, predictor.stream, accuracies, identity)
+            save_model(out / "mlflow", service)
         print(f"MLflow model: mlflow models serve --env-manager local --model-uri {out / 'mlflow'}")
         return 0
     export_state(predictor, out, accuracies)

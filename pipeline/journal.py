@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -68,15 +68,16 @@ class Journal:
             if kind in ("stage", "start"):
                 self._unknown.add(run)
 
-    def artifact(self, run: str, copy: str, folder: str, write: Callable[[Path], Any]) -> None:
-        """Let ``write`` fill the file ``copy`` of ``.mlflow/files``, unless it is there, and note it as an artifact."""
+    def write_with_files(self, kind: str, run: str, files: Mapping[str, Callable[[Path], Any]], **fields: Any) -> None:
+        """Append an event that needs files of ``.mlflow/files``: each is filled by its function, unless it is there."""
         kept = False
         with self._losing():
-            if not (home() / "files" / copy).is_file():
-                write_atomically(home() / "files" / copy, write)
+            for copy, write in files.items():
+                if not (home() / "files" / copy).is_file():
+                    write_atomically(home() / "files" / copy, write)
             kept = True
         if kept:
-            self.write("artifact", run, file=copy, folder=folder)
+            self.write(kind, run, **fields)
         else:
             self.n_events += 1
             self.n_lost += 1

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # importing MLflow costs 1.4 s (sources.md#mlflow)
 
 METRICS_PER_CALL = 500  # of the 1,000 that MLflow's server allows in one batch
 PARAMS_PER_CALL = 100  # MLflow's limit
+MOST_RUNS = 10_000  # of one journal
 LONGEST_PARAM = 6000  # characters; MLflow refuses more
 LONGEST_DIGEST = 36  # characters; MLflow refuses more
 
@@ -100,7 +101,7 @@ class Store:
             del runs[OWN]  # start and end and nothing else: it left all to its children
         experiment = self.experiment(identity["experiment"])
         present = set()
-        for run in self.client.search_runs([experiment], f"tags.`par.journal` = '{journal}'"):
+        for run in self.client.search_runs([experiment], f"tags.`par.journal` = '{journal}'", max_results=MOST_RUNS):
             if run.info.status == "RUNNING":
                 self.client.delete_run(run.info.run_id)
             else:
@@ -124,6 +125,21 @@ class Store:
             self._end(run, end)
         self._end(parent, own[-1])
         return len(missing)
+
+    def register(self, journal: str, events: list[dict[str, Any]]) -> int:
+        """Bring the models of a published journal into the store; returns how many registered versions are new."""
+        from pipeline.mlflow_models import register
+
+        runs = _by_run(events)
+        experiment = self.experiment(runs[PARENT][0]["experiment"])
+        found = self.client.search_runs([experiment], f"tags.`par.journal` = '{journal}'", max_results=MOST_RUNS)
+        ids = {(run.info.run_name, run.info.start_time): run.info.run_id for run in found}
+        return sum(
+            register(self.client, experiment, ids[of_run[0]["name"], of_run[0]["time"]], event)
+            for of_run in runs.values()
+            for event in of_run
+            if event["kind"] == "model"
+        )
 
     def parent(self, experiment: str, identity: dict[str, Any]) -> str:
         """Id of the run of the journal's pipeline state, created if it is the first journal of that state."""

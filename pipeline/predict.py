@@ -24,13 +24,13 @@ from par.settings import load, resolve
 from par.streams import Task
 from par.text import one_line
 from par.use.identifier import Identifier, extractor_of
-from par.use.pictures import PictureReader, differences, filters
-from par.use.predictor import Prediction, Predictor, find_task
+from par.use.pictures import PictureReader, differences
+from par.use.predictor import UNNAMED, Prediction, Predictor, find_task
+from pipeline.models import stream_identity
 from pipeline.stage import FEATURES, PROTOTYPES, RUNS, STREAMS, mistakes_in_one_sentence
 
 AT_ONCE = 1024  # images in memory
 TOP = 5
-UNNAMED = ("auto", "any")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,9 +56,8 @@ def _predict(options: argparse.Namespace) -> int:
         notes.append(f"Learned on {predictor.learned_on}, answered on {device.type}: last digits may differ.")
     task = None if options.task in UNNAMED else find_task(predictor.stream, options.task)
     of_tasks = [task] if task else predictor.stream.tasks
-    known = list(dict.fromkeys(name for one in of_tasks for name in filters(one)))
-    notes += differences(of_tasks, known)
-    reader = PictureReader(of_tasks[0].image_size, known[0])
+    notes += differences(of_tasks)
+    reader = PictureReader(of_tasks[0].image_size, of_tasks[0].target)
     answer = _answer(config, predictor, task, options, device)
     rows: list[tuple[str, Prediction]] = []
     for names, pixels in _chunks(reader.read(options.images)):
@@ -76,17 +75,9 @@ def _answer(
     if task is not None:
         return lambda pixels: predictor.predict(pixels, task.index, TOP)
     features, prototypes = FEATURES / f"{options.stream}.npz", PROTOTYPES / f"{options.stream}.npz"
-    identifier = Identifier(
-        extractor_of(features, config.extractor, device),
-        features,
-        prototypes,
-        options.seed,
-        len(predictor.stream.tasks),
-        config.distance.split,
-    )
-    if options.task == "auto":
-        return lambda pixels: predictor.predict_each(pixels, identifier.distances(pixels).argmin(axis=1), TOP)
-    return lambda pixels: predictor.predict_any(pixels, identifier.probabilities(pixels), TOP)
+    identity = stream_identity(config, predictor.stream, features, prototypes)
+    identifier = Identifier(extractor_of(features, config.extractor, device), identity)
+    return lambda pixels: predictor.predict_unnamed(pixels, identifier, options.task, TOP)
 
 
 def _changed(config: Config, predictor: Predictor) -> list[str]:

@@ -6,6 +6,7 @@ MLflow blocks wherever its server or database does, so nothing inside this proce
 - ``("note", sentence)``: something the user should read;
 - ``("loaded", seconds)``: MLflow is loaded, from now on its server is waited for;
 - ``("published", n)`` or ``("kept", journal, reason)``: a journal became n runs, or could not;
+- ``("registered", n)``: its models are n new versions of registered models;
 - ``("tagged", n)``, ``("links", [line, ...])``: what the task asked for besides;
 - ``("failed", reason)`` or ``("done",)``: the last one.
 """
@@ -80,27 +81,47 @@ def publish(task: Task, send: Callable[[tuple[Any, ...]], None]) -> None:
         send(("loaded", time.monotonic() - started))
         store = Store(MlflowClient(address), address, Path.cwd() / "mlartifacts")
         tried: set[Path] = set()
+        with_models: list[Path] = []
         while todo := [path for path in waiting() if path not in tried]:  # stages go on ending meanwhile
             for path in todo:
-                send(_publish_journal(store, path))
+                told = _attempt(store, path, _publish_journal)
+                send(told)
+                if told[0] == "published" and path.exists():
+                    with_models.append(path)
             tried |= set(todo)
         if task.tag:
             send(("tagged", store.tag_experiments(task.experiment)))
         if task.links:
             send(("links", store.links(task.experiment)))
+        for path in with_models:  # models are large: nothing else waits for one
+            send(_attempt(store, path, _register_models))
 
 
-def _publish_journal(store: Store, path: Path) -> tuple[Any, ...]:
-    """Publish one journal; returns what to tell of it. Raises where the store has gone: no use to try the next."""
+def _attempt(store: Store, path: Path, act: Callable[[Store, Path], tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What to tell of an act on one journal. Raises where the store has gone: no use to try the next."""
     try:
-        events = read_closed(path)
-        n_runs = store.publish(path.stem, events) if events is not None else 0
-        if events is not None:
-            path.rename(path.with_suffix(".done"))
-        return ("published", n_runs)
+        return act(store, path)
     except Exception as error:
         store.check()
         return ("kept", str(path), _words(error))
+
+
+def _publish_journal(store: Store, path: Path) -> tuple[Any, ...]:
+    """Publish the runs of one journal, and finish with it unless it has models."""
+    events = read_closed(path)
+    n_runs = store.publish(path.stem, events) if events is not None else 0
+    if events is not None and not any(event["kind"] == "model" for event in events):
+        path.rename(path.with_suffix(".done"))
+    return ("published", n_runs)
+
+
+def _register_models(store: Store, path: Path) -> tuple[Any, ...]:
+    """Register the models of a journal whose runs are published, and finish with it."""
+    events = read_closed(path)
+    n_models = store.register(path.stem, events) if events is not None else 0
+    if events is not None:
+        path.rename(path.with_suffix(".done"))
+    return ("registered", n_models)
 
 
 def _be_brief(seconds: float) -> None:

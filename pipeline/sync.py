@@ -47,6 +47,7 @@ class Outcome:
     """What a publication has done; ``n_left`` journals wait for another one."""
 
     n_runs: int = 0
+    n_models: int = 0
     n_tagged: int = 0
     n_left: int = 0
     kept: dict[str, list[str]] = field(default_factory=dict)  # reason: journals that could not be published
@@ -60,6 +61,8 @@ class Outcome:
         lines = [*self.notes]
         if self.n_runs or not self.problem:
             lines.append(f"MLflow: {self.n_runs} runs published.")
+        if self.n_models:
+            lines.append(f"MLflow: {self.n_models} model versions registered.")
         for reason, journals in list(self.kept.items())[:MOST_REASONS]:
             others = f" and {len(journals) - 1} more" if len(journals) > 1 else ""
             lines.append(f"MLflow: not published, kept: {journals[0]}{others}: {reason}")
@@ -97,6 +100,8 @@ def publish(
             match kind, values:
                 case "published", [n_runs]:
                     outcome.n_runs += n_runs
+                case "registered", [n_models]:
+                    outcome.n_models += n_models
                 case "kept", [journal, reason]:
                     outcome.kept.setdefault(_short(reason), []).append(journal)
                 case "note", [sentence]:

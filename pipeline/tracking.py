@@ -29,6 +29,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from typing import Any
 from ruamel.yaml import YAML, YAMLError
 
 from par.config import Config
-from par.files import sha256_bytes, sha256_file
+from par.files import canonical_json, link_or_copy, sha256_bytes, sha256_file
 from par.operating_system import SIGTERM_EXIT
 from par.schema import to_plain
 from pipeline import sync
@@ -81,13 +82,35 @@ class Run:
                 self.artifact(item, f"{folder}/{path.name}".strip("/"))
             return
         copy = f"{sha256_file(path)}/{path.name}"
-        self._journal.artifact(self._run, copy, folder, lambda draft: shutil.copyfile(path, draft))
+        files = {copy: lambda draft: shutil.copyfile(path, draft)}
+        self._journal.write_with_files("artifact", self._run, files, file=copy, folder=folder)
 
     def text(self, name: str, text: str) -> None:
         """Keep ``text`` as the artifact ``name`` (a file name)."""
         content = text.encode()
         copy = f"{sha256_bytes(content)}/{name}"
-        self._journal.artifact(self._run, copy, "", lambda draft: draft.write_bytes(content))
+        files = {copy: lambda draft: draft.write_bytes(content)}
+        self._journal.write_with_files("artifact", self._run, files, file=copy, folder="")
+
+    def model(self, name: str, folder: Path, metrics: Mapping[str, float | None], tags: Mapping[str, str]) -> None:
+        """Keep a finished learner as the run's model, and as a version of the registered model ``name``.
+
+        Args:
+            folder: what :func:`par.use.card.write_service` wrote; its files are linked, not copied, where the disk can.
+            metrics: of the learner; they become the run's and the model's.
+            tags: ``stream``, ``learner`` and ``seed``, and what else to say of it.
+        """
+        copies = {path.name: f"{sha256_file(path)}/{path.name}" for path in sorted(folder.iterdir())}
+        self._journal.write_with_files(
+            "model",
+            self._run,
+            {copy: partial(link_or_copy, folder / file) for file, copy in copies.items()},
+            name=name,
+            copies=copies,
+            digest=sha256_bytes(canonical_json(copies).encode()),
+            metrics=dict(metrics),
+            tags=dict(tags),
+        )
 
     def dataset(self, name: str, digest: str, source: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Name the run's input: ``source`` says where it lies (``dvc:data/streams/...``), ``rows`` is its index.

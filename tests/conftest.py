@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real image data (zips), named by PAR_REAL_DATA or lying beside the checkout."""
     folder = Path(os.environ.get("PAR_REAL_DATA", REPOSITORY.parent / "shared" / "data"))

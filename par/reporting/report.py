@@ -187,8 +187,8 @@ class _Report:
             for method in self.config.methods:
                 scores[stream][method] = self.scores[stream][method]["AP"]
                 scores[stream][f"{method}, not told"] = without_identity(stream, method, result)
-        table = tables.identification_table(self.config, found, scores, self.published)
-        table = tables.with_chance(table, {self._title(stream): self.chance[stream] for stream in results})
+        n_tasks = {stream: len(next(iter(result["tasks"].values()))) for stream, result in results.items()}
+        table = tables.identification_table(self.config, found, n_tasks, scores, self.published)
         rows = [score.row() for stream in results for score in (found[stream], *scores[stream].values())]
         return [page.Section(table.title, (table, self._write_table(table, rows, list(results))))]
 

@@ -304,24 +304,32 @@ def ours_table(config: Config, scores: Mapping[str, Scores], published: Publishe
 
 
 def identification_table(
-    config: Config, identified: Mapping[str, Score], scores: Mapping[str, Mapping[str, Score]], published: Published
+    config: Config,
+    identified: Mapping[str, Score],
+    n_tasks: Mapping[str, int],
+    scores: Mapping[str, Mapping[str, Score]],
+    published: Published,
 ) -> Table:
     """How often an image's task is identified, and every method's AP with and without being told it.
 
     Args:
         identified: stream -> :func:`par.reporting.scores.identified`.
+        n_tasks: stream -> how many tasks it has.
         scores: stream -> ``<method>`` and ``<method>, not told``: AP and :func:`par.reporting.scores.without_identity`.
     """
     rows = [("Task identified", *(score.text() for score in identified.values()))]
+    rows.append(("By chance", *(f"{1 / n_tasks[stream]:.3f}" for stream in identified)))
     for method in config.methods:
         for name in (method, f"{method}, not told"):
             words = method_name(method, published) + name.removeprefix(method)
             rows.append((words, *(scores[stream][name].text() for stream in identified)))
     notes = (
         "Task identified: the share of test images whose nearest class prototype, in the frozen extractor's features, "
-        "is one of their own task; mean over tasks.",
-        "Not told: AP where nobody says the task of an image, which counts as right if its task and its class are "
-        "found. Tasks that repeat others cannot be told from them.",
+        "is one of their own task; mean over tasks. Methods have no part in it.",
+        "By chance: one over the number of tasks.",
+        "Not told: AP where nobody says the task of an image, as pipeline.predict answers with --task auto. Right is "
+        "an image whose task and class are found; the line above is AP where the task is said. Tasks that repeat "
+        "others cannot be told from them.",
     )
     columns = ("Method", *(stream_title(config, stream, published) for stream in identified))
     return Table("identification", "AP without being told the task", columns, tuple(rows), 1, notes)

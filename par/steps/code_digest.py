@@ -40,6 +40,7 @@ PLUMBING = (
     "pipeline",
     "pipeline.address",
     "pipeline.journal",
+    "pipeline.models",
     "pipeline.stage",
     "pipeline.sync",
     "pipeline.tracking",

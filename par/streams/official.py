@@ -505,7 +505,8 @@ def _fceleba(request: Request) -> Source:
         notes += remarks
         labels[split] = np.array([label for label, _ in members])
     digest.update(json.dumps(labels["train"].tolist() + labels["test"].tolist()).encode())
-    return Source(request.dataset, classes, images, labels, digest.hexdigest(), notes=notes)
+    squashed = request.size is not None
+    return Source(request.dataset, classes, images, labels, digest.hexdigest(), notes=notes, squashed=squashed)
 
 
 def _leaf_users(folder: Path) -> dict[str, list[str]]:

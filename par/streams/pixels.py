@@ -62,6 +62,9 @@ class Target:
     resample: str = "bilinear"
     squash: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.resample}, {'squashed to the square' if self.squash else 'its centre cropped'}"
+
 
 def tally(count: int, noun: str, text: str, example: str) -> str:
     """A sentence about ``count`` files, one of which is ``example``."""

@@ -47,7 +47,7 @@ class Source:
     ``images[split]`` is uint8 ``[n, H, W, 3]``, ``labels[split]`` int64 ``[n]`` into ``classes``; the splits are
     ``train`` and ``test``, and ``valid`` where the data set brings its own validation images. ``digest`` is the
     SHA-256 of the files it was read from. ``left_aside`` counts the files that were not read; ``notes`` are sentences
-    about what had to be interpreted.
+    about what had to be interpreted. ``squashed``: images were resized without keeping their aspect ratio.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Source:
     digest: str
     left_aside: tuple[LeftAside, ...] = ()
     notes: tuple[str, ...] = ()
+    squashed: bool = False
 
     def rows(self, split: str, label: int) -> np.ndarray:
         """Positions of a class in a split, in the data set's own order (int64 ``[n]``)."""

@@ -20,6 +20,7 @@ from par.files import canonical_json, read_json, sha256_bytes, write_atomically,
 from par.seeding import numpy_generator
 from par.streams.definition import SPLITS, Definition, Plan, PlannedTask, plan_stream, read_definition
 from par.streams.findings import Finding, task_findings
+from par.streams.pixels import Target
 from par.streams.sources import SourceError
 from par.streams.transforms import colour_background, flip_and_crop, resize
 
@@ -42,6 +43,7 @@ class Task:
     ``mean`` and ``std`` are per channel, of pixels in [0, 1]. ``augment`` is a subset of crop (black padding of
     max(1, size // 8) pixels, random crop), flip and brightness (factor 1 +- 63/255). ``transform`` says in words what
     was done to the source's images and labels. ``digest`` is the SHA-256 of everything that changes learning.
+    ``resample`` and ``squash`` say how images of another size become ``image_size`` (:attr:`target`).
     """
 
     index: int
@@ -55,12 +57,20 @@ class Task:
     counts: Mapping[str, int]
     digest: str
     image_size: tuple[int, int]
+    resample: str
+    squash: bool
     directory: Path = field(repr=False, compare=False)
     starts: Mapping[str, int] = field(repr=False, compare=False)
 
     @property
     def n_classes(self) -> int:
         return len(self.class_names)
+
+    @property
+    def target(self) -> Target:
+        """How the task's images were resized; where they are oblong, no rule says how to crop others to their size."""
+        height, width = self.image_size
+        return Target(height if height == width else None, self.resample, self.squash)
 
     def split(self, name: str) -> Split:
         """The images and labels of ``train``, ``valid`` or ``test``, mapped into memory but not yet read."""
@@ -98,7 +108,7 @@ def load_stream(directory: str | Path) -> Stream:
     """The stream in a directory that :func:`build_stream` wrote; no pixel is read.
 
     Raises:
-        SourceError: there is no stream.
+        SourceError: there is no stream, or one of another version of the code.
     """
     directory = Path(directory)
     if not (directory / "stream.json").is_file():
@@ -110,7 +120,12 @@ def load_stream(directory: str | Path) -> Stream:
         fixed: dict[str, Any] = {
             key: tuple(item.pop(key)) for key in ("class_names", "mean", "std", "augment", "image_size")
         }
-        tasks.append(Task(index=index, directory=directory, starts=dict(starts), **fixed, **item))
+        try:
+            tasks.append(Task(index=index, directory=directory, starts=dict(starts), **fixed, **item))
+        except TypeError:
+            raise SourceError(
+                f"{directory} was built by another version of the code; build it again (dvc repro)."
+            ) from None
         starts = {split: starts[split] + item["counts"][split] for split in SPLITS}
     digest = sha256_bytes(canonical_json([task.digest for task in tasks]).encode())
     findings = tuple(Finding(**item) for item in content["findings"])
@@ -291,6 +306,8 @@ def _describe(
         "transform": ", ".join(words),
         "counts": {split: len(pixels[split]) for split in SPLITS},
         "image_size": list(size),
+        "resample": plan.settings[task.source].resample,
+        "squash": source.squashed,
         "digest": digest.hexdigest(),
     }
 

@@ -20,8 +20,8 @@ from par.files import canonical_json, read_json, write_atomically, write_json
 from par.methods.bases.method import Method
 from par.schema import ConfigError, to_plain
 from par.settings import from_plain
-from par.streams import Stream, Task
-from par.use.pictures import filters
+from par.streams import Task
+from par.use.card import described_stream, learner_card
 from par.use.predictor import Predictor
 
 TENSOR = "tensor"  # the only key of what stands in the card for a tensor
@@ -55,17 +55,9 @@ def export_state(predictor: Predictor, out: Path, accuracies: Sequence[float] | 
 
 def describe_learner(predictor: Predictor, accuracies: Sequence[float] | None = None) -> dict[str, Any]:
     """All of a learner but its tensors, as JSON; ``accuracies``: see :func:`export_state`."""
-    stream = predictor.stream
-    known = [None] * len(stream.tasks) if accuracies is None else accuracies
-    sizes = [predictor.learner(chain["tasks"][0]).n_params() for chain in predictor.chains]
-    return {
-        "stream": {"name": stream.name, "seed": stream.seed, "digest": stream.digest},
-        "learner": to_plain(predictor.settings),
-        "tasks": [
-            {**describe(task), "chain": predictor.chain(task.index), "accuracy": known[task.index]}
-            for task in stream.tasks
-        ],
-        "ap": None if accuracies is None else float(np.mean(accuracies)),
+    chains = [chain["tasks"] for chain in predictor.chains]
+    sizes = [predictor.learner(tasks[0]).n_params() for tasks in chains]
+    return learner_card(predictor.stream, to_plain(predictor.settings), chains, accuracies) | {
         "cells": {str(chain["tasks"][0]): _genotype(chain) for chain in predictor.chains if _genotype(chain)},
         "n_params": sum(sizes),
         "n_params_of_chains": sizes,
@@ -82,45 +74,6 @@ def read_export(folder: Path, device: torch.device | str = "cpu") -> Predictor:
     chains = [{"tasks": one["tasks"], "state": _with_tensors(one["state"], tensors)} for one in card["chains"]]
     settings = from_plain(card["learner"], f"{folder}/card.json")
     return Predictor(described_stream(card), settings, chains, device)
-
-
-def describe(task: Task) -> dict[str, Any]:
-    """What a program must know of a task to bring images into its form and to name its classes."""
-    return {
-        "index": task.index,
-        "name": task.name,
-        "source": task.source,
-        "classes": list(task.class_names),
-        "image_size": list(task.image_size),
-        "resample": filters(task)[0],
-        "mean": list(task.mean),
-        "std": list(task.std),
-        "transform": task.transform,
-        "digest": task.digest,
-    }
-
-
-def described_stream(card: Mapping[str, Any]) -> Stream:
-    """The stream of a card, whose tasks have no images."""
-    tasks = tuple(
-        Task(
-            index=task["index"],
-            name=task["name"],
-            source=task["source"],
-            class_names=tuple(task["classes"]),
-            mean=tuple(task["mean"]),
-            std=tuple(task["std"]),
-            augment=(),
-            transform=task["transform"],
-            counts={},
-            digest=task["digest"],
-            image_size=tuple(task["image_size"]),
-            directory=Path(),
-            starts={},
-        )
-        for task in card["tasks"]
-    )
-    return Stream(card["stream"]["name"], card["stream"]["seed"], tasks, card["stream"]["digest"])
 
 
 class Classifier(nn.Module):

@@ -73,7 +73,7 @@ def build_task(
     task = {"source": "new", "name": place.stem, "classes": classes, "train": train, "valid": valid}
     raw: dict[str, Any] = {
         "image_size": height if height == width else None,
-        "sources": {"new": {"file": place.name, "resize": height == width}},
+        "sources": {"new": {"file": place.name, "resize": height == width, "resample": stream.tasks[0].resample}},
         "tasks": [{key: value for key, value in task.items() if value is not None}],
     }
     name = f"{stream.name} and {place.stem}"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from par.files import read_json
 from par.streams import SourceError, Task
 from par.streams.folders import pictures
 from par.streams.pixels import Decoder, ImageError, Target, tally
@@ -25,12 +24,12 @@ class PictureReader:
     Args:
         size: height and width of the stream's images. Where they differ, as in a stream that keeps the sizes of its
             sources, no rule says how to crop, and images of another size are unreadable.
-        resample: the filter of every resizing, see :class:`par.streams.definition.SourceSettings`.
+        target: how images of another size are resized, see :attr:`par.streams.Task.target`.
     """
 
-    def __init__(self, size: tuple[int, int], resample: str = "bilinear"):
+    def __init__(self, size: tuple[int, int], target: Target):
         self._size = size
-        self._decoder = Decoder(Target(size[0] if size[0] == size[1] else None, resample))
+        self._decoder = Decoder(target)
         self.unreadable: dict[str, str] = {}
         self.left_aside: list[LeftAside] = []
 
@@ -95,21 +94,12 @@ class PictureReader:
         return place, names, f"{place}/"
 
 
-def filters(task: Task) -> list[str]:
-    """The filters that resize images of the task's source: one, unless the definition uses the source twice."""
-    content = read_json(task.directory / "stream.json")
-    sources = content["definition"].get("sources") or {}
-    alike = [alias for alias, source in content["sources"].items() if source["name"] == task.source]
-    return list(dict.fromkeys((sources.get(alias) or {}).get("resample", "bilinear") for alias in alike)) or [
-        "bilinear"
-    ]
-
-
-def differences(tasks: Sequence[Task], known: Sequence[str]) -> list[str]:
-    """Sentences about what was done to the images of the tasks and is not done to others; ``known``: their filters."""
+def differences(tasks: Sequence[Task]) -> list[str]:
+    """Sentences about what was done to images of the tasks and is not done to others, resized as the first task's."""
     notes = []
-    if len(known) > 1:
-        notes.append(f"The stream resizes by {' and by '.join(known)}, as the source says; here by {known[0]}.")
+    rules = list(dict.fromkeys(task.target for task in tasks))
+    if len(rules) > 1:
+        notes.append(f"The tasks were resized unlike ({'; '.join(map(str, rules))}); yours are by the first rule.")
     for task in tasks:
         if task.transform and task.transform != "labels rotated by one":
             notes.append(f"Task {task.index} was learned on images with {task.transform}; yours are taken as they are.")

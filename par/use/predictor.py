@@ -20,6 +20,9 @@ from par.text import listing
 from par.training import trainer
 from par.training.images import Images
 from par.training.precision import Precision, policy
+from par.use.identifier import Identifier
+
+UNNAMED = ("auto", "any")  # what stands for a task where nobody says it
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,16 @@ class Predictor:
         tasks = range(len(self.stream.tasks))
         of_tasks = [weights[:, [task]] * self.probabilities(pixels, task) for task in tasks]
         return self._ranked(np.concatenate(of_tasks, axis=1), tasks, top)
+
+    def predict_unnamed(self, pixels: np.ndarray, identifier: Identifier, how: str, top: int = 5) -> list[Prediction]:
+        """The most probable classes of images whose task nobody names; ``how`` is one of :data:`UNNAMED`.
+
+        ``auto`` takes for each image the task whose class prototypes are nearest; with ``any`` the classes of all tasks
+        compete, by the probability of the task times that of the class in it.
+        """
+        if how == "auto":
+            return self.predict_each(pixels, identifier.distances(pixels).argmin(axis=1), top)
+        return self.predict_any(pixels, identifier.probabilities(pixels), top)
 
     def _ranked(self, probabilities: np.ndarray, tasks: Sequence[int], top: int) -> list[Prediction]:
         """The best of the classes of ``tasks``, one column each."""

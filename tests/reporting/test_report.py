@@ -117,7 +117,7 @@ def test_ap_without_being_told_the_task_stands_beside_ap(report, tmp_path):
             entry["ap_without_identity"] = 0.25 + number / 16
     render(tmp_path, demo_config(), replace(given, results={"demo_minus": found}))
     text = (tmp_path / "tables" / "identification.md").read_text(encoding="utf-8")
-    assert "| Task identified | 0.792 ± 0.059 |" in text
+    assert "| Task identified | 0.792 ± 0.059 |" in text and "| By chance | 0.333 |" in text
     assert "| Finetune, not told | 0.250 |" in text and "| PAR, not told | 0.375 |" in text and "| EWC | - |" in text
     assert "## AP without being told the task" in (tmp_path / "README.md").read_text(encoding="utf-8")
     assert check_report(tmp_path) > 100

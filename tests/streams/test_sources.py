@@ -627,6 +627,7 @@ def test_fceleba_takes_ten_users_sorted_as_texts_and_their_smiles(tmp_path):
     first = Image.open(tmp_path / "celeba" / "img_align_celeba" / "train0_0.jpg")
     squashed = first.resize((32, 32), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(source.images["train"][0], np.asarray(squashed))
+    assert source.squashed and not load_source(request(tmp_path, "fceleba")).squashed
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from par.files import sha256_file
+from par.files import read_json, sha256_file, write_json
 from par.schema import ConfigError
 from par.streams import SourceError, build_stream, definition, known_streams, load_stream
 from par.streams.definition import plan_stream, read_definition
@@ -110,6 +110,15 @@ def test_a_loaded_stream_equals_the_built_one_and_reads_lazily(tmp_path):
     assert loaded == built
     images = loaded.tasks[1].split("train").images
     assert isinstance(images, np.memmap) and not images.flags.writeable
+
+
+def test_a_stream_of_another_version_of_the_code_is_refused(tmp_path):
+    build_stream("demo_split", 0, NOWHERE, tmp_path / "s")
+    content = read_json(tmp_path / "s/stream.json")
+    del content["tasks"][0]["resample"]
+    write_json(tmp_path / "s/stream.json", content)
+    with pytest.raises(SourceError, match="s was built by another version of the code; build it again"):
+        load_stream(tmp_path / "s")
 
 
 def test_loading_needs_a_built_stream(tmp_path):
