@@ -14,7 +14,7 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: git-checkout help install repro status preset lint test test-fast test-avx2 test-exhaustive faults ui device
+.PHONY: git-checkout help install repro check status preset lint test test-fast test-avx2 test-exhaustive faults ui device
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ install: $(STAMP) ## create the environment in .venv from requirements.lock
 
 repro: git-checkout $(STAMP) ## run the pipeline on params.yaml: all tables and figures (dvc repro)
 	dvc repro
+
+check: $(STAMP) ## say whether this run agrees with the committed report of its preset, or another one: make check R=v1.0
+	python -m pipeline.compare $(R)
 
 status: git-checkout $(STAMP) ## say what `dvc repro` would run, data sets that changed or are missing included
 	python -m pipeline.fingerprints

@@ -20,6 +20,7 @@ from par.reporting.scores import with_seconds
 from par.schema import NAME_PATTERN, read_yaml
 from par.streams import Stream, load_stream
 from par.streams.show import contact_sheet
+from pipeline.compare import committed
 from pipeline.stage import (
     CELLS,
     DISTANCES,
@@ -40,9 +41,16 @@ def main(config: Config, run: Run) -> None:
     """Write ``reports/<preset>/``."""
     _remove_unlisted(config.streams)
     out = REPORTS / config.preset
-    run.parent_metrics(render(out, config, _inputs(config)))
+    inputs = _inputs(config)
+    run.parent_metrics(render(out, config, inputs))
     run.parent_artifact(out)
     run.parent_artifact("params.yaml")
+    compared = inputs.compared()
+    print(
+        f"Beside {inputs.reference.name}: {compared.summary()}"
+        if compared
+        else f"Not compared: {inputs.reference.name}."
+    )
     print(f"Report: {out / 'index.html'}")
 
 
@@ -98,6 +106,9 @@ def _inputs(config: Config) -> Inputs:
         findings={
             stream: {str(seed): one.findings for seed, one in of_seed.items()} for stream, of_seed in built.items()
         },
+        reference=committed(
+            REPORTS / config.preset
+        ),  # DVC removes the folder before this stage; git has the published one
         provenance={"commit": commit, "dirty": dirty, "python": platform.python_version(), "torch": version("torch")},
     )
 

@@ -16,8 +16,9 @@ from PIL import Image
 from par.cells.genotype import from_json
 from par.config import PAPER_ALPHA, PAPER_BETA, PAR, Config, DistanceSettings
 from par.files import canonical_json, write_csv, write_json, write_text
-from par.reporting import cell_figures, figures, page, tables
-from par.reporting.provenance import DEMO, effective_settings, stamp
+from par.reporting import cell_figures, comparison, figures, page, tables
+from par.reporting.comparison import Comparison, Record, Reference, compare
+from par.reporting.provenance import DEMO, bits, effective_settings, stamp
 from par.reporting.published import load_published
 from par.reporting.scores import (
     CSV_COLUMNS,
@@ -64,6 +65,7 @@ class Inputs:
         findings: stream -> seed -> what was left aside and found in the data.
         provenance: ``commit`` (hash), ``dirty`` (whether the working tree differed from it), ``python`` and ``torch``
             (versions).
+        reference: the report to compare this one with.
     """
 
     results: Mapping[str, Any]
@@ -76,13 +78,24 @@ class Inputs:
     digests: Mapping[str, Mapping[str, str]]
     findings: Mapping[str, Mapping[str, Sequence[Finding]]]
     provenance: Mapping[str, Any]
+    reference: Reference
+
+    @property
+    def record(self) -> Record:
+        """What this report holds to be compared."""
+        return Record(self.results, comparison.digests(self.digests, self.plans, self.cells))
+
+    def compared(self) -> Comparison | None:
+        """This report beside the reference, where there is one."""
+        return compare(self.record, self.reference.record) if self.reference.record else None
 
 
 def render(folder: Path, config: Config, inputs: Inputs) -> dict[str, float]:
     """Write the whole report into ``folder``, file by file, each atomically; returns the headline numbers by name.
 
     README.md and index.html show all of it in order; index.html alone is enough. ``results/<stream>.json`` keep what
-    every number is computed from, ``metrics.json`` and ``curves/<stream>.csv`` are for DVC.
+    every number is computed from and ``digests.json`` what :mod:`par.reporting.comparison` needs beside it;
+    ``metrics.json`` and ``curves/<stream>.csv`` are for DVC.
     """
     report = _Report(folder, config, inputs)
     report.write()
@@ -123,6 +136,7 @@ class _Report:
     def write(self) -> None:
         config, inputs = self.config, self.inputs
         write_json(self.folder / "metrics.json", dvc_metrics(list(config.methods), self.own_scores))
+        write_json(self.folder / comparison.FILE, inputs.record.digests)
         for stream in config.streams:
             if stream in inputs.results:
                 _write_results(self.folder / "results" / f"{stream}.json", inputs.results[stream])
@@ -134,6 +148,7 @@ class _Report:
             *self._sweeps(),
             *self._coloured_groups(),
             *map(self._stream, config.streams),
+            self._comparison(),
             self._definitions(),
             _differences(),
             self._configuration(),
@@ -383,6 +398,29 @@ class _Report:
                 if courses:
                     found[variant] = np.stack(courses)
         return found
+
+    def _comparison(self) -> page.Section:
+        """This run beside the committed report."""
+        reference, compared = self.inputs.reference, self.inputs.compared()
+        title = "Does this run agree with the committed report?"
+        if compared is None or reference.record is None:
+            return page.Section(title, (page.Text(f"There is nothing to compare with: {reference.name}."),))
+        table = comparison.table(compared)
+        write_text(self.folder / "tables" / f"{table.name}.md", f"# {table.title}\n\n{table.markdown()}")
+        return page.Section(
+            title,
+            (
+                page.Text(f"Compared with {reference.name}: {compared.summary()}"),
+                page.Points(
+                    (
+                        f"Here: {bits(self.inputs.results)}.",
+                        f"There: {bits(reference.record.results)}.",
+                    )
+                ),
+                page.Folded(table.title, (table,)),
+                page.Files("This table", (f"tables/{table.name}.md",)),
+            ),
+        )
 
     def _definitions(self) -> page.Section:
         return page.Section(
