@@ -1,8 +1,8 @@
 """Does a run agree with the published one? ``python -m pipeline.compare [revision or folder of a report]``.
 
-The report that ``tables`` wrote is compared with the one of the same preset in git, at HEAD or another revision, or with
-one in a folder. The exit code is 1 where plans or data differ, or where there is nothing to compare; trained numbers may
-differ between processors, except by ``numerics: portable``, and decide nothing.
+The report that ``tables`` wrote is compared with the one of the same preset in git, at HEAD or another revision, or
+with one in a folder. The exit code is 1 where plans or data differ, or where there is nothing to compare; trained
+numbers may differ between processors, except by ``numerics: portable``, and decide nothing.
 """
 
 from __future__ import annotations

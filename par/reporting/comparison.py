@@ -28,9 +28,9 @@ TEST = (
 )
 
 NOT_RECORDED = (
-    "Equal means the same digest: of the images and labels of all tasks, of what a plan decides, of the searched cells, "
-    "of the classes predicted for all test images after every step; counted by seed. `not recorded there`: the other "
-    "report was made before reports kept digests."
+    "Equal means the same digest: of the images and labels of all tasks, of what a plan decides, of the searched "
+    "cells, of the classes predicted for all test images after every step; counted by seed. `not recorded there`: the "
+    "other report was made before reports kept digests."
 )
 
 
