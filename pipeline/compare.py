@@ -15,7 +15,7 @@ from typing import Any
 
 from par.files import read_json
 from par.reporting.comparison import FILE, Record, Reference, compare, lines
-from par.reporting.provenance import bits
+from par.reporting.provenance import bits_of_both
 from par.settings import load
 from pipeline.stage import REPORTS, StageError, mistakes_in_one_sentence
 from pipeline.tracking import git
@@ -36,8 +36,7 @@ def main() -> None:
         assert here.record is not None and reference.record is not None
         compared = compare(here.record, reference.record)
         print(f"{folder} beside {reference.name}")
-        print(f"here: {bits(here.record.results)}\nthere: {bits(reference.record.results)}")
-        print("\n".join(lines(compared)))
+        print("\n".join([*bits_of_both(here.record.results, reference.record.results), *lines(compared)]))
         if compared.differs or not compared.rows:
             raise SystemExit(1)
 

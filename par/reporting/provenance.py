@@ -8,6 +8,7 @@ from typing import Any
 from par.config import PAR, Config
 from par.files import canonical_json
 from par.methods import load_method
+from par.numerics import SWITCHES
 from par.schema import to_plain
 from par.settings import resolve
 
@@ -74,7 +75,17 @@ def bits(results: Mapping[str, Any]) -> str:
         results: stream -> content of ``results/<stream>.json``.
     """
     found = dict.fromkeys(_bits_in_words(result.get("hardware", {}).get("bits")) for result in results.values())
-    return " / ".join(found) or "nothing was run"
+    return "; or ".join(found) or "nothing was run"
+
+
+def bits_of_both(here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line on how two reports were computed, or one each where they differ.
+
+    Args:
+        here, there: as for :func:`bits`.
+    """
+    ours, theirs = bits(here), bits(there)
+    return (f"Both: {ours}.",) if ours == theirs else (f"Here: {ours}.", f"There: {theirs}.")
 
 
 def effective_settings(config: Config) -> list[tuple[str, dict[str, Any]]]:
@@ -150,8 +161,14 @@ def _time(results: Mapping[str, Any], search_seconds: Mapping[str, Any], streams
 def _bits_in_words(recorded: Mapping[str, Any] | None) -> str:
     if not recorded:
         return "not recorded"
-    switches = " ".join(f"{name}={value!r}" for name, value in recorded["switches"].items())
-    return (
-        f"numerics {recorded['numerics']} (torch {recorded['torch']}, kernels for {recorded['cpu_capability']}, "
-        f"{recorded['precision']}, {recorded['threads']} thread a step; {switches or 'no switches set'})"
+    implied = SWITCHES if recorded["numerics"] == "portable" else {}
+    others = [f"{name}={value}" for name, value in recorded["switches"].items() if implied.get(name) != value]
+    return ", ".join(
+        [
+            f"numerics {recorded['numerics']}",
+            f"torch {recorded['torch']} with kernels for {recorded['cpu_capability']}",
+            recorded["precision"],
+            f"{recorded['threads']} thread a step",
+            *([f"set in the environment: {' '.join(others)}"] if others else []),
+        ]
     )

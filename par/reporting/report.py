@@ -18,7 +18,7 @@ from par.config import PAPER_ALPHA, PAPER_BETA, PAR, Config, DistanceSettings
 from par.files import canonical_json, write_csv, write_json, write_text
 from par.reporting import cell_figures, comparison, figures, page, tables
 from par.reporting.comparison import Comparison, Record, Reference, compare
-from par.reporting.provenance import DEMO, bits, effective_settings, stamp
+from par.reporting.provenance import DEMO, bits_of_both, effective_settings, stamp
 from par.reporting.published import load_published
 from par.reporting.scores import (
     CSV_COLUMNS,
@@ -411,12 +411,7 @@ class _Report:
             title,
             (
                 page.Text(f"Compared with {reference.name}: {compared.summary()}"),
-                page.Points(
-                    (
-                        f"Here: {bits(self.inputs.results)}.",
-                        f"There: {bits(reference.record.results)}.",
-                    )
-                ),
+                page.Points(bits_of_both(self.inputs.results, reference.record.results)),
                 page.Folded(table.title, (table,)),
                 page.Files("This table", (f"tables/{table.name}.md",)),
             ),

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from par.reporting.comparison import Match, Record, Reference, compare, lines, standard_error, table
-from par.reporting.provenance import bits
+from par.reporting.provenance import bits, bits_of_both
 from par.reporting.report import render
 from tests.reporting.cases import demo_config, inputs
 
 BITS = {
     "numerics": "portable",
     "cpu_capability": "AVX2",
-    "switches": {"MKL_CBWR": "COMPATIBLE"},
+    "switches": {"MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1"},
     "torch": "2.14.1",
     "precision": "float32",
     "threads": 1,
@@ -147,9 +147,12 @@ def test_the_standard_error_is_that_of_drawn_test_images():
 
 def test_bits_are_told_in_words():
     known, unknown = {"hardware": {"bits": BITS}}, {"hardware": {"device": "a machine"}}
-    assert bits({"a": known, "b": known}) == (
-        "numerics portable (torch 2.14.1, kernels for AVX2, float32, 1 thread a step; MKL_CBWR='COMPATIBLE')"
-    )
+    alike = "torch 2.14.1 with kernels for AVX2, float32, 1 thread a step, set in the environment:"
+    assert bits({"a": known, "b": known}) == f"numerics portable, {alike} OMP_NUM_THREADS=1"
+    by_hand = {"hardware": {"bits": BITS | {"numerics": "native"}}}
+    assert bits({"a": by_hand}) == f"numerics native, {alike} MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=1"
+    assert bits_of_both({"a": unknown}, {"b": unknown}) == ("Both: not recorded.",)
+    assert [line[:7] for line in bits_of_both({"a": known}, {"a": by_hand})] == ["Here: n", "There: "]
     assert bits({"a": unknown}) == "not recorded" and bits({}) == "nothing was run"
 
 
