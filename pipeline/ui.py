@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import socket
 import sys
@@ -31,7 +30,7 @@ def main() -> None:
 
 def _how_to_open(port: int) -> str:
     """The address of the runs, and for whoever sits at another machine the tunnel that makes it work there too."""
-    tunnel = f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}"
+    tunnel = f"ssh -L {port}:127.0.0.1:{port} {os.environ.get('USER', 'user')}@{socket.gethostname()}"
     return (
         f"Open {ui_address()}/#/experiments/1/runs?workflowType=machine_learning\n"
         f"If your browser is on another machine, first run there: {tunnel}"

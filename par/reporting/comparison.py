@@ -233,8 +233,12 @@ def lines(comparison: Comparison) -> list[str]:
         rows = [row for row in comparison.rows if row.stream == stream]
         text.append(f"{stream}: {'; '.join(_counts([data], rows))}")
         text += [
-            f"  {row.learner}: {number.words()}, {number.difference:+{FORMATS[number.metric]}} where other test images "
-            f"allow {number.tolerance:{FORMATS[number.metric]}}"
+            f"  {row.learner}: {number.words()}, {number.difference:+{FORMATS[number.metric]}}"
+            + (
+                f" where other test images allow {number.tolerance:{FORMATS[number.metric]}}"
+                if number.tolerance
+                else ""
+            )
             for row in rows
             for number in row.numbers
             if not number.agrees
@@ -263,8 +267,11 @@ def _cell(row: Row, metric: str) -> str:
             digits = FORMATS[metric]
             if number.difference == 0:
                 return f"{number.here:{digits}}\nequal"
-            allowed = f"within {number.tolerance:{digits}}" if number.agrees else f"beyond {number.tolerance:{digits}}"
-            return f"{number.here:{digits}}\nthere {number.there:{digits}}\n{number.difference:+{digits}}, {allowed}"
+            verdict = (
+                f"{'within' if number.agrees else 'beyond'} {number.tolerance:{digits}}" if number.tolerance else ""
+            )
+            difference = f"{number.difference:+{digits}}, {verdict or 'differs'}"
+            return f"{number.here:{digits}}\nthere {number.there:{digits}}\n{difference}"
     return ""
 
 
