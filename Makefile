@@ -19,8 +19,8 @@ export DVC_NO_ANALYTICS := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: git-checkout help install lock repro status preset lint test test-fast test-avx2 test-slurm test-exhaustive \
-	faults fill ui device
+.PHONY: git-checkout help install lock repro check status preset lint test test-fast test-avx2 test-slurm \
+	test-exhaustive faults fill ui device
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ repro: git-checkout $(STAMP) ## run the pipeline on params.yaml: all tables and 
 
 fill: git-checkout $(STAMP) ## compute all that params.yaml needs, here or with E=slurm on a cluster; then: make repro
 	python -m pipeline.fill $(if $(E),--executor $(E))
+
+check: $(STAMP) ## say whether this run agrees with the committed report of its preset, or another one: make check R=v1.0
+	python -m pipeline.compare $(R)
 
 status: git-checkout $(STAMP) ## say what `dvc repro` would run, data sets that changed or are missing included
 	python -m pipeline.fingerprints

@@ -17,6 +17,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from par.numerics import Numerics
 from par.schema import (
     NAME_PATTERN,
     ConfigError,
@@ -231,6 +232,7 @@ class Config:
     data_dir: str = "data/sources"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on a GPU with native bfloat16, else float32
+    numerics: Numerics = "native"  # portable: the same bits on every x86-64 processor with AVX2 (par/numerics.py)
     capture: Literal["auto", "off"] = "auto"  # auto: on a GPU a training step is captured as a CUDA graph where it can
     workers: Literal["auto"] | Count = "auto"  # auto: one a physical core, on CUDA workers_per_device a card
     workers_per_device: Count = 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from par.numerics import Numerics, switches_in_force
 from par.schema import ConfigError
 
 
@@ -40,3 +42,19 @@ def hardware(device: torch.device) -> str:
     model = models[0] if models else platform.processor() or platform.machine()
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{model}, {n_cores} cores"
+
+
+def deciding_bits(precision: str, numerics: Numerics) -> dict[str, Any]:
+    """What decides, beside the device's model, the last bits of what this process computes; for reports, as JSON.
+
+    ``cpu_capability`` names the kernels that torch takes (``AVX2``, ``AVX512``, ...), ``switches`` are the variables of
+    the environment by which libraries choose theirs. A step computes on one thread, wherever it runs.
+    """
+    return {
+        "numerics": numerics,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "switches": switches_in_force(),
+        "torch": torch.__version__,
+        "precision": precision,
+        "threads": 1,
+    }

@@ -2,7 +2,8 @@
 
 So it ties a stage to its dvc before the stage imports torch, which takes seconds: a dvc that is killed would otherwise
 leave its stage running as an orphan, which writes into the outputs of the next dvc (sources.md#dvc). Only under DVC: a
-stage started by hand may outlive its shell (``nohup``).
+stage started by hand may outlive its shell (``nohup``). And it sets what torch and numpy read when they are imported
+(:mod:`par.numerics`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ def say_interrupted(kind: type[BaseException], error: BaseException, trace: Trac
 
 
 # Before all other imports: only Python's own start, the tenth of a second before this file, still has a traceback.
-if sys.argv[:1] == ["-m"]:  # Python has just begun to look for the module that is to run
+_begins = sys.argv[:1] == ["-m"]  # Python has just begun to look for the module that is to run
+if _begins:
     sys.excepthook = say_interrupted
 if "DVC_STAGE" in os.environ:
     from par.operating_system import die_with_parent
 
     die_with_parent()
+if _begins:
+    from par.numerics import prepare
+
+    prepare("params.yaml")

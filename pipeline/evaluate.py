@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from par.config import Config
-from par.files import read_json, write_json
+from par.files import canonical_json, read_json, sha256_bytes, write_json
 from par.metrics import average_accuracy_without_identity, chance_level, evaluate_learner
 from par.relatedness.identification import identify
 from par.relatedness.prototypes import Prototypes
@@ -34,6 +34,7 @@ def main(config: Config, stream: str, run: Run) -> None:
         entry = evaluate_learner(predictions, labels[seed], chains, costs, (stream, learner, seed))
         if found := identified[seed]:
             entry["ap_without_identity"] = average_accuracy_without_identity(predictions, labels[seed], chains, found)
+        entry["predictions_digest"] = _digest(predictions)
         learners.setdefault(learner, {})[str(seed)] = entry
         run.metrics({f"AP/{learner}": entry["ap"], f"AF/{learner}": entry["af"]}, step=seed)
     tasks = {
@@ -61,6 +62,12 @@ def main(config: Config, stream: str, run: Run) -> None:
     write_json(out, result)
     run.artifact(out)
     record_models(config, streams, learners, FEATURES / f"{stream}.npz", PROTOTYPES / f"{stream}.npz", run)
+
+
+def _digest(predictions: dict[str, np.ndarray]) -> str:
+    """sha256 of all predictions of a run, whatever the order and packing of their file."""
+    digests = {name: sha256_bytes(classes.tobytes()) for name, classes in predictions.items()}
+    return sha256_bytes(canonical_json(digests).encode())
 
 
 def _identified(config: Config, stream: str, seed: int, built: Stream) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from par.config import Config
 from par.files import write_atomically, write_csv, write_json
+from par.numerics import resolve_numerics
 from par.relatedness.plan import read_plan
 from par.settings import resolve
 from par.steps.search_job import SearchJob
@@ -53,6 +54,7 @@ def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
     """The searches that a variant's plan asks for."""
     plan = read_plan(PLANS / stream / f"{variant}.json")
     settings, (device, precision) = resolve(config, stream, variant), device_and_precision(config)
+    numerics = resolve_numerics(config.numerics)
     jobs = []
     for seed in config.seeds:
         directory = STREAMS / stream / str(seed)
@@ -61,7 +63,9 @@ def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
             if decision.decision == "search":
                 n_train = tasks[decision.task].counts["train"]
                 minutes = config.checkpoint_minutes
-                jobs.append(SearchJob(settings, directory, seed, decision.task, n_train, device, minutes, precision))
+                jobs.append(
+                    SearchJob(settings, directory, seed, decision.task, n_train, device, minutes, precision, numerics)
+                )
     return jobs
 
 

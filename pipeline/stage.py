@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from par.config import Config, resolve_path
 from par.files import in_words
+from par.numerics import resolve_numerics
 from par.operating_system import SIGINT_EXIT, SIGTERM_EXIT
 from par.schema import ConfigError
 from par.settings import load
@@ -64,6 +65,7 @@ def run_stage(name: str, body: Callable[[Config, str, tracking.Run], None]) -> N
     stream = parser.parse_args().stream
     with mistakes_in_one_sentence(f"{name} {stream}"):
         config = load()
+        resolve_numerics(config.numerics)
         if stream not in config.streams:
             raise ConfigError(
                 f"--stream {stream} is not among the streams of params.yaml: {', '.join(config.streams)}."
@@ -77,6 +79,7 @@ def run_tables(body: Callable[[Config, tracking.Run], None]) -> None:
     argparse.ArgumentParser(prog="python -m pipeline.tables").parse_args()
     with mistakes_in_one_sentence("tables"):
         config = load()
+        resolve_numerics(config.numerics)
         with tracking.stage(config, "tables", publish=True) as run:
             body(config, run)
 

@@ -25,6 +25,7 @@ from par.schema import NAME_PATTERN, read_yaml
 from par.settings import load
 from par.streams import Stream, load_stream
 from par.streams.show import contact_sheet
+from pipeline.compare import committed
 from pipeline.stage import (
     CELLS,
     DISTANCES,
@@ -47,9 +48,16 @@ def main(config: Config, run: Run) -> None:
     """Write ``reports/<preset>/``."""
     _remove_unlisted(config.streams)
     out = REPORTS / config.preset
-    run.parent_metrics(render(out, config, _inputs(config)))
+    inputs = _inputs(config)
+    run.parent_metrics(render(out, config, inputs))
     run.parent_artifact(out)
     run.parent_artifact("params.yaml")
+    compared = inputs.compared()
+    print(
+        f"Beside {inputs.reference.name}: {compared.summary()}"
+        if compared
+        else f"Not compared: {inputs.reference.name}."
+    )
     print(f"Report: {out / 'index.html'}")
 
 
@@ -129,6 +137,8 @@ def _inputs(config: Config) -> Inputs:
         },
         paper=load(PAPER),
         reading=_reading(READINGS / f"{config.preset}.md"),
+        # DVC removes the folder before this stage; git has the published one
+        reference=committed(REPORTS / config.preset),
         provenance={"commit": commit, "dirty": dirty, "python": platform.python_version(), "torch": version("torch")},
     )
 

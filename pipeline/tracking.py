@@ -283,8 +283,8 @@ def git_state() -> tuple[str, bool]:
     params, presets = Path("params.yaml"), Path("presets").glob("*.yaml")
     if params.is_file() and any(preset.read_bytes() == params.read_bytes() for preset in presets):
         unlike.append(":(top,exclude)params.yaml")
-    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", *unlike)
-    return _git("rev-parse", "HEAD"), bool(changes)
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", ":/", *unlike)
+    return git("rev-parse", "HEAD"), bool(changes)
 
 
 def _swept(preset: str) -> dict[str, str]:
@@ -293,7 +293,7 @@ def _swept(preset: str) -> dict[str, str]:
     Only within one preset: another preset differs in nearly everything, which would bury the swept value in the UI.
     """
     try:
-        committed = YAML(typ="safe").load(_git("show", "HEAD:./params.yaml")) or {}
+        committed = YAML(typ="safe").load(git("show", "HEAD:./params.yaml")) or {}
     except YAMLError:
         committed = {}
     path = Path("params.yaml")
@@ -314,8 +314,8 @@ def _leaves(block: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _git(*arguments: str) -> str:
-    """What a git command prints; empty where there is no git, no repository or no commit."""
+def git(*arguments: str) -> str:
+    """What a git command prints here; empty where there is no git, no repository or no commit."""
     try:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
     except (FileNotFoundError, subprocess.CalledProcessError):

@@ -8,8 +8,9 @@ from typing import Any
 
 from par.cells.genotype import from_json
 from par.config import PAR, Config, LearnerSettings
-from par.device import hardware
+from par.device import deciding_bits, hardware
 from par.files import read_json, write_atomically, write_csv, write_json, write_npz, write_tensors
+from par.numerics import resolve_numerics
 from par.relatedness.plan import chains, read_plan
 from par.schema import to_plain
 from par.settings import resolve
@@ -45,8 +46,9 @@ def main(config: Config, stream: str, run: Run) -> None:
     def write(draft: Path) -> None:
         draft.mkdir()
         device, precision = device_and_precision(config)
-        in_bf16 = precision == "bf16"
-        write_json(draft / "hardware.json", {"device": hardware(device) + (", bf16" if in_bf16 else "")})
+        bits = deciding_bits(precision, resolve_numerics(config.numerics))
+        device_in_words = hardware(device) + (", bf16" if precision == "bf16" else "")
+        write_json(draft / "hardware.json", {"device": device_in_words, "bits": bits})
         for (learner, seed), chain in jobs.items():
             with run.child(f"{learner} seed {seed}") as child:
                 clock = _write_run(draft / learner / str(seed), stream, chain, store, child)
@@ -94,6 +96,7 @@ def _jobs(settings: LearnerSettings, stream: str, seed: int, config: Config, cel
             predict=config.predict,
             device=device,
             precision=precision,
+            numerics=resolve_numerics(config.numerics),
             capture=config.capture == "auto",
             checkpoint_minutes=config.checkpoint_minutes,
         )
@@ -131,7 +134,7 @@ def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, ch
     write_npz(folder / "predictions.npz", found.predictions)
     write_tensors(folder / "model.pt", found.models)
     of_stream = {"name": stream, "seed": job.seed, "digest": load_stream(job.directory).digest}
-    computed = {"device": job.device.type, "precision": job.precision}
+    computed = {"device": job.device.type, "precision": job.precision, "numerics": job.numerics}
     write_json(folder / "settings.json", {"learner": to_plain(settings), "stream": of_stream, "computed": computed})
     write_csv(folder / "log.csv", list(log[0]), log)
     write_json(folder / "steps.json", steps)

@@ -20,12 +20,21 @@ def main() -> None:
         _check_port(port)
         home().mkdir(exist_ok=True)
         with FileLock(home() / "publish.lock"):
-            print(database.prepare() or f"Open {ui_address()}/#/experiments/1/runs?workflowType=machine_learning")
+            print(database.prepare() or _how_to_open(port))
     except (ValueError, OSError, database.DatabaseError) as error:
         sys.exit(f"ui: {error}")
     sys.stdout.flush()
     options = ["--workers", "1", "--host", "127.0.0.1", "--port", str(port), "--backend-store-uri", DATABASE]
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "ui", *options])
+
+
+def _how_to_open(port: int) -> str:
+    """The address of the runs, and for whoever sits at another machine the tunnel that makes it work there too."""
+    tunnel = f"ssh -L {port}:127.0.0.1:{port} {os.environ.get('USER', 'user')}@{socket.gethostname()}"
+    return (
+        f"Open {ui_address()}/#/experiments/1/runs?workflowType=machine_learning\n"
+        f"If your browser is on another machine, first run there: {tunnel}"
+    )
 
 
 def _check_port(port: int) -> None:

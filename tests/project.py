@@ -31,6 +31,7 @@ seeds:
 data_dir: data/sources
 device: cpu
 precision: auto
+numerics: native
 workers: 1
 predict: full
 extractor:

@@ -9,6 +9,7 @@ from par.steps.code_digest import PACKAGES, ROOT, imports
 # From the bottom. What stands in one line does not import each other; a package is one entry with all in it.
 LAYERS = (
     ("par.schema", "par.files", "par.text", "par.seeding", "par.operating_system"),
+    ("par.numerics",),
     ("par.config", "par.device"),
     ("par.streams", "par.networks", "par.training", "par.metrics"),
     ("par.cells", "par.relatedness"),

@@ -8,6 +8,7 @@ from typing import Any
 from par.config import PAR, Config
 from par.files import canonical_json
 from par.methods import load_method
+from par.numerics import SWITCHES
 from par.schema import to_plain
 from par.settings import resolve
 
@@ -39,6 +40,7 @@ def stamp(
         "Seeds": ", ".join(map(str, config.seeds)),
         "Extractor": "; ".join(extractors) or "not run",
         "Hardware": f"{'; '.join(hardware)}; {config.workers} workers of one thread" if hardware else "not run",
+        "Bits": bits({stream: results[stream] for stream in streams if stream in results}),
         "Epochs": _epochs(config, streams),
         "Data": _data(digests, streams),
         "Time": _time(results, search_seconds, streams),
@@ -64,6 +66,26 @@ def _epochs(config: Config, streams: Iterable[str]) -> str:
         words = "; ".join(f"{', '.join(names)}: {words}" for words, names in streams_with.items())
     of_search = {config.effective("search", learner).epochs for s in streams for learner in config.par_learners(s)}
     return f"{words}; search {', '.join(map(str, sorted(of_search or {config.search.epochs})))}"
+
+
+def bits(results: Mapping[str, Any]) -> str:
+    """What decided the last bits of a report's numbers, in words.
+
+    Args:
+        results: stream -> content of ``results/<stream>.json``.
+    """
+    found = dict.fromkeys(_bits_in_words(result.get("hardware", {}).get("bits")) for result in results.values())
+    return "; or ".join(found) or "nothing was run"
+
+
+def bits_of_both(here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line on how two reports were computed, or one each where they differ.
+
+    Args:
+        here, there: as for :func:`bits`.
+    """
+    ours, theirs = bits(here), bits(there)
+    return (f"Both: {ours}.",) if ours == theirs else (f"Here: {ours}.", f"There: {theirs}.")
 
 
 def effective_settings(config: Config) -> list[tuple[str, dict[str, Any]]]:
@@ -133,4 +155,20 @@ def _time(results: Mapping[str, Any], search_seconds: Mapping[str, Any], streams
     return (
         f"{training:.2f} h of training and {search:.2f} h of search: the wall time of every step and search added up, "
         "one that several learners share counted once"
+    )
+
+
+def _bits_in_words(recorded: Mapping[str, Any] | None) -> str:
+    if not recorded:
+        return "not recorded"
+    implied = SWITCHES if recorded["numerics"] == "portable" else {}
+    others = [f"{name}={value}" for name, value in recorded["switches"].items() if implied.get(name) != value]
+    return ", ".join(
+        [
+            f"numerics {recorded['numerics']}",
+            f"torch {recorded['torch']} with kernels for {recorded['cpu_capability']}",
+            recorded["precision"],
+            f"{recorded['threads']} thread a step",
+            *([f"set in the environment: {' '.join(others)}"] if others else []),
+        ]
     )

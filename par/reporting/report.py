@@ -16,8 +16,9 @@ from PIL import Image
 from par.cells.genotype import from_json
 from par.config import PAPER_ALPHA, PAPER_BETA, PAR, Config, DistanceSettings
 from par.files import canonical_json, write_csv, write_json, write_text
-from par.reporting import cell_figures, figures, page, tables
-from par.reporting.provenance import DEMO, effective_settings, stamp
+from par.reporting import cell_figures, comparison, figures, page, tables
+from par.reporting.comparison import Comparison, Record, Reference, compare
+from par.reporting.provenance import DEMO, bits_of_both, effective_settings, stamp
 from par.reporting.published import load_published
 from par.reporting.reading import Reading
 from par.reporting.scores import (
@@ -67,6 +68,7 @@ class Inputs:
             (versions).
         paper: the paper's own settings, whose epochs and widths stand beside those of this preset.
         reading: what people read out of an earlier rendering; None: nobody wrote it down.
+        reference: the report to compare this one with.
     """
 
     results: Mapping[str, Any]
@@ -79,15 +81,26 @@ class Inputs:
     digests: Mapping[str, Mapping[str, str]]
     findings: Mapping[str, Mapping[str, Sequence[Finding]]]
     provenance: Mapping[str, Any]
+    reference: Reference
     paper: Config | None = None
     reading: Reading | None = None
+
+    @property
+    def record(self) -> Record:
+        """What this report holds to be compared."""
+        return Record(self.results, comparison.digests(self.digests, self.plans, self.cells))
+
+    def compared(self) -> Comparison | None:
+        """This report beside the reference, where there is one."""
+        return compare(self.record, self.reference.record) if self.reference.record else None
 
 
 def render(folder: Path, config: Config, inputs: Inputs) -> dict[str, float]:
     """Write the whole report into ``folder``, file by file, each atomically; returns the headline numbers by name.
 
     README.md and index.html show all of it in order; index.html alone is enough. ``results/<stream>.json`` keep what
-    every number is computed from, ``metrics.json`` and ``curves/<stream>.csv`` are for DVC.
+    every number is computed from and ``digests.json`` what :mod:`par.reporting.comparison` needs beside it;
+    ``metrics.json`` and ``curves/<stream>.csv`` are for DVC.
     """
     report = _Report(folder, config, inputs)
     report.write()
@@ -128,6 +141,7 @@ class _Report:
     def write(self) -> None:
         config, inputs = self.config, self.inputs
         write_json(self.folder / "metrics.json", dvc_metrics(list(config.methods), self.own_scores))
+        write_json(self.folder / comparison.FILE, inputs.record.digests)
         for stream in config.streams:
             if stream in inputs.results:
                 _write_results(self.folder / "results" / f"{stream}.json", inputs.results[stream])
@@ -141,6 +155,7 @@ class _Report:
             *self._sweeps(),
             *self._coloured_groups(),
             *map(self._stream, config.streams),
+            self._comparison(),
             self._definitions(),
             _differences(),
             self._configuration(),
@@ -393,6 +408,24 @@ class _Report:
                 if courses:
                     found[variant] = np.stack(courses)
         return found
+
+    def _comparison(self) -> page.Section:
+        """This run beside the committed report."""
+        reference, compared = self.inputs.reference, self.inputs.compared()
+        title = "Does this run agree with the committed report?"
+        if compared is None or reference.record is None:
+            return page.Section(title, (page.Text(f"There is nothing to compare with: {reference.name}."),))
+        table = comparison.table(compared)
+        write_text(self.folder / "tables" / f"{table.name}.md", f"# {table.title}\n\n{table.markdown()}")
+        return page.Section(
+            title,
+            (
+                page.Text(f"Compared with {reference.name}: {compared.summary()}"),
+                page.Points(bits_of_both(self.inputs.results, reference.record.results)),
+                page.Folded(table.title, (table,)),
+                page.Files("This table", (f"tables/{table.name}.md",)),
+            ),
+        )
 
     def _definitions(self) -> page.Section:
         return page.Section(

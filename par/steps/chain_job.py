@@ -19,6 +19,7 @@ import torch
 from par.config import CHECKPOINT_MINUTES, LearnerSettings, Predict
 from par.methods import load_method
 from par.methods.bases.method import LearningTask, Method, Step
+from par.numerics import Numerics
 from par.schema import to_plain
 from par.steps.checkpoint import RunningStep, forget
 from par.steps.code_digest import PLUMBING, code_digest
@@ -72,6 +73,7 @@ class ChainJob:
     device: torch.device
     checkpoint_minutes: float = CHECKPOINT_MINUTES
     precision: Precision = "float32"
+    numerics: Numerics = "native"
     capture: bool = True
 
     @property
@@ -135,6 +137,7 @@ class ChainJob:
                 "seed": self.seed,
                 "device": self.device.type,
                 "precision": self.precision,
+                "numerics": self.numerics,
                 "torch": torch.__version__,
                 "code": code,
             }

@@ -20,6 +20,7 @@ PLUMBING = (
     "par.device",
     "par.files",
     "par.methods",  # the registry alone; a method's own module counts
+    "par.numerics",
     "par.operating_system",
     "par.schema",
     "par.settings",

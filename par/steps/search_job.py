@@ -11,6 +11,7 @@ import torch
 
 from par.cells.search import search_cell
 from par.config import CHECKPOINT_MINUTES, LearnerSettings
+from par.numerics import Numerics
 from par.schema import to_plain
 from par.steps.checkpoint import RunningStep, forget
 from par.steps.code_digest import PLUMBING, code_digest
@@ -36,6 +37,7 @@ class SearchJob:
     device: torch.device
     checkpoint_minutes: float = CHECKPOINT_MINUTES
     precision: Precision = "float32"
+    numerics: Numerics = "native"
 
     @property
     def label(self) -> str:
@@ -59,6 +61,7 @@ class SearchJob:
             "seed": self.seed,
             "device": self.device.type,
             "precision": self.precision,
+            "numerics": self.numerics,
             "torch": torch.__version__,
             "code": code_digest([__name__], PLUMBING),
         }

@@ -228,6 +228,7 @@ def test_experiments_in_a_subfolder_of_a_repository(shared, tmp_path):
     assert failed.returncode != 0 and "git checkout" not in failed.stderr, "nothing of the user's was changed"
     temporary = run(project, "dvc", "exp", "run", "--temp", "-n", "temporary", "-S", "alpha=0.4")
     assert ran(temporary) == {"route@tiny", "tables"}
+    assert "Beside the report committed at " in temporary.stdout and ": agrees: data 1 of 1 equal" in temporary.stdout
 
     run(project, "dvc", "exp", "run", "--queue", "-n", "queued", "-S", "alpha=0.3,0.45")
     try:

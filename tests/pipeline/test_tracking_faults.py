@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import address, database, sync
+from pipeline import address, database, sync, ui
 from pipeline.tracking import stage
 from tests.pipeline.fault_server import fault_server
 from tests.pipeline.helpers import (
@@ -487,6 +487,13 @@ def test_links_have_the_port_of_make_ui(checkout, monkeypatch, capfd):
     monkeypatch.setenv("PORT", "5077")
     write_stage(publish=True)
     assert "http://127.0.0.1:5077/#/experiments/1/runs" in capfd.readouterr().out
+
+
+def test_ui_has_its_port_in_the_address_and_in_the_line_for_another_machine(monkeypatch):
+    monkeypatch.setenv("PORT", "5077")
+    address, tunnel = ui._how_to_open(5077).splitlines()
+    assert address.startswith("Open http://127.0.0.1:5077/#/experiments/1/runs")
+    assert "ssh -L 5077:127.0.0.1:5077 " in tunnel
 
 
 @pytest.mark.parametrize("port", ["taken", "0", "99999", "http"])

@@ -9,6 +9,7 @@ from PIL import Image
 from par import metrics
 from par.cells.genotype import random_genotype
 from par.config import Ablation, Config, Sweeps, Tables
+from par.reporting.comparison import Reference
 from par.reporting.report import Inputs
 from par.streams.findings import Finding
 
@@ -137,6 +138,7 @@ def inputs(seeds=(0, 1)) -> Inputs:
         histories={"demo_minus": {"par": courses, "search_advantage": courses}},
         sheets={"demo_minus": Image.linear_gradient("L")},
         digests={"demo_minus": {"0": "aa" * 32, "1": "bb" * 32}},
+        reference=Reference("no report of this preset (reports/demo) is committed at abc1234"),
         findings={"demo_minus": {str(seed): FINDINGS[: 1 + seed] for seed in seeds}},
         provenance=PROVENANCE,
     )

@@ -30,7 +30,14 @@ def test_readme_links_everything_that_is_there(report):
     targets = {first or second for first, second in links}
     assert len(targets) > 30 and all((report / target).is_file() for target in targets)
     written = {str(path.relative_to(report)) for path in report.rglob("*") if path.is_file()}
-    others = {"README.md", "index.html", "metrics.json", "curves/demo_minus.csv", "results/demo_minus.json"}
+    others = {
+        "README.md",
+        "index.html",
+        "metrics.json",
+        "digests.json",
+        "curves/demo_minus.csv",
+        "results/demo_minus.json",
+    }
     assert written == targets | others
     assert "**DEMO.**" in page and "abc1234-dirty" in page and "## CIFAR100-10 (DEMO)" in page
     assert "All 2 seeds take the same decisions." in page
@@ -131,7 +138,7 @@ def test_score_matrix_takes_the_configured_estimator():
 
 
 def test_a_report_without_any_result(tmp_path):
-    nothing = type(inputs())({}, {}, {}, {}, {}, {}, {}, {}, {}, inputs().provenance)
+    nothing = type(inputs())({}, {}, {}, {}, {}, {}, {}, {}, {}, inputs().provenance, inputs().reference)
     render(tmp_path, demo_config(), nothing)
     assert "not run" in (tmp_path / "README.md").read_text(encoding="utf-8")
     assert not (tmp_path / "figures").exists() and read_json(tmp_path / "metrics.json")["mean_AP"] == {}

@@ -161,6 +161,7 @@ def test_a_step_is_shared_exactly_when_nothing_it_depends_on_differs(directory):
     assert job(directory, method="finetune").step_keys()[0] != base[0]
     assert dataclasses.replace(job(directory, method="par"), precision="bf16").step_keys()[0] != base[0]
     assert dataclasses.replace(job(directory, method="par"), capture=False).step_keys() == base
+    assert dataclasses.replace(job(directory, method="par"), numerics="portable").step_keys()[0] != base[0]
 
 
 def test_a_job_learns_in_its_precision(directory, tmp_path):
