@@ -1,7 +1,8 @@
 """PAR's public repository (WenjinW/PAR) as modules: imported from a checkout of it, none of its code stands here.
 
 Patched: packages that it imports and that nothing used here calls (``STUBS``) are empty stand-ins where they are not
-installed (turtle, of the standard library, always: it needs a screen); figures are not drawn; no pretrained weights are downloaded. Its ``run.py``, which ends without CUDA, is not
+installed (turtle, of the standard library, always: it needs a screen); figures are not drawn; no pretrained weights are
+downloaded; parameters are not counted in a way that numpy 2 refuses. Its ``run.py``, which ends without CUDA, is not
 used.
 """
 
@@ -13,7 +14,7 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,12 @@ MODULES = (
     "automl.darts_genotypes",
     "automl.mdenas_search",
     "models.pretrained_feat_extractor",
+    "models.resnet",
     "approaches.par_v2",
+    "approaches.single",
+    "approaches.ewc",
+    "approaches.mas",
+    "approaches.lwf",
 )
 
 
@@ -66,7 +72,7 @@ def commit(directory: Path) -> str:
 def make_approach(
     modules: SimpleNamespace, n_classes: Sequence[int], extractor: nn.Module, channels: int, **changes: Any
 ) -> Any:
-    """Its ``Appr`` on the CPU, with the arguments of its script for CIFAR100-10 but for ``channels`` and ``changes``."""
+    """Its ``Appr`` on the CPU, with its script's arguments for CIFAR100-10 but for ``channels`` and ``changes``."""
     logger = logging.getLogger("par_v2")
     logger.setLevel(logging.ERROR)
     arguments = dict(
@@ -102,6 +108,17 @@ def make_approach(
         )
 
 
+def make_search(modules: SimpleNamespace, n_classes: int, channels: int, weight_decay: float) -> Any:
+    """Its ``AutoSearch`` on the CPU, with its script's arguments for CIFAR100-10 but for ``channels``."""
+    arguments = SimpleNamespace(
+        logger=mock.Mock(), metric="acc", lr=0.01, lr_search=0.01, lamb=weight_decay, num_workers=0
+    )
+    with mock.patch.object(modules.mdenas_search.utils, "count_parameters_in_MB", lambda network: 0.0):
+        return modules.mdenas_search.AutoSearch(
+            4, n_classes, [3, 32, 32], init_channel=channels, device="cpu", args=arguments
+        )
+
+
 def make_genotype(modules: SimpleNamespace, genotype: Genotype) -> Any:
     """Our genotype as its named tuple: a flat list of pairs for each kind of cell."""
     fields: dict[str, Any] = {}
@@ -131,15 +148,26 @@ def our_name(name: str) -> str | None:
     return re.sub(r"\._ops\.(\d+)\.", lambda m: f".operations.{int(m[1]) // 2}.{int(m[1]) % 2}.", name)
 
 
-def pair_up(theirs: dict[str, Any], ours: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+def our_resnet_name(name: str) -> str:
+    """Where a parameter or buffer of its light ResNet18 stands in one of our learners with a shared trunk."""
+    name = re.sub(r"^fc\.(\d+)\.", r"heads.by_task.\1.", name)
+    name = re.sub(r"^conv1\.", "trunk.stem.0.", name)
+    name = re.sub(r"^bn1\.", "trunk.stem.1.", name)
+    name = re.sub(r"^layer(\d)\.", lambda match: f"trunk.stages.{int(match[1]) - 1}.", name)
+    return name.replace(".bn1.", ".norm1.").replace(".bn2.", ".norm2.").replace(".downsample.", ".shortcut.")
+
+
+def pair_up(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], naming: Callable[[str], str | None] = our_name
+) -> list[tuple[str, Any, Any]]:
     """Name, value of theirs and value of ours for everything that both have.
 
     Raises:
         AssertionError: something of ours has no counterpart, or the other way round.
     """
-    named = {our_name(name): value for name, value in theirs.items()}
+    named = {naming(name): value for name, value in theirs.items()}
     named.pop(None, None)
-    assert named.keys() == ours.keys(), f"without counterpart: {sorted(named.keys() ^ ours.keys())}"
+    assert named.keys() == ours.keys(), f"without counterpart: {sorted(map(str, named.keys() ^ ours.keys()))}"
     return [(name, named[name], value) for name, value in ours.items()]
 
 

@@ -1,0 +1,180 @@
+"""Finetune, LwF, EWC and MAS beside the versions of PAR's authors: `python -m benchmarks.agreement.baselines
+--repository DIR --data DIR`.
+
+As :mod:`benchmarks.agreement.par`: their code runs from a checkout of github.com/WenjinW/PAR, both sides in float64
+with our images, initial weights and batches. Two tasks of CIFAR100-10 at 16 pixels on the light ResNet18. What of
+theirs is set aside, because ours differs from it on purpose (docs/agreement.md): importances are estimated in eval
+mode, old heads get no weight decay, and the student's probabilities no 1e-5 / K.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.agreement import repository
+from benchmarks.agreement.comparison import (
+    ConvertedImages,
+    Row,
+    batches_of,
+    in_dtype,
+    largest_difference,
+    recorded,
+    show,
+)
+from par import seeding
+from par.config import Config, Recipe
+from par.methods import load_method
+from par.methods.bases.method import LearningTask, Step
+from par.methods.bases.penalty import QuadraticPenalty, flatten
+from par.settings import resolve
+from par.streams import build_stream, load_stream
+from par.training import trainer
+
+N_CLASSES, N_IMAGES = 10, 96
+RECIPE = Recipe(epochs=2, batch_size=16, learning_rate=0.025, weight_decay=1e-3, clip_norm=5.0)  # 12 steps
+WEIGHTS = {"ewc": 3000.0, "mas": 300.0, "lwf": 2.0}  # of their scripts (sources.md#par-recipe)
+# Ours, with the options that make it theirs; and the module of theirs.
+PAIRS: dict[str, tuple[dict[str, Any], str]] = {
+    "finetune": ({}, "single"),
+    "lwf": ({"weight": WEIGHTS["lwf"]}, "lwf"),
+    "ewc": ({"weight": WEIGHTS["ewc"], "fisher": "minibatch"}, "ewc"),
+    "mas": ({"weight": WEIGHTS["mas"], "importance": "squared", "gradients": "minibatch"}, "mas"),
+}
+
+
+def learning_tasks(stream: Any) -> list[LearningTask]:
+    """Two tasks of 96 images of every second pixel, not augmented."""
+    tasks = []
+    for task in stream.tasks[:2]:
+        splits = []
+        for name, size in (("train", N_IMAGES), ("valid", 50)):
+            split = task.split(name)
+            rows = np.arange(len(split.labels)).reshape(N_CLASSES, -1).T.ravel()[:size]
+            splits.append(ConvertedImages(split.images[rows][:, :, ::2, ::2], split.labels[rows], task.mean, task.std))
+        tasks.append(LearningTask(task.index, N_CLASSES, *splits))
+    return tasks
+
+
+def importance_batches(task: LearningTask, key: str) -> list[tuple[Tensor, Tensor]]:
+    """The batches from which our minibatch estimate of importance is made."""
+    order = seeding.torch_generator(key, "importance/order")
+    chunks = trainer.batches(len(task.train), RECIPE.batch_size, order)
+    return [(task.train.batch(rows), task.train.labels[rows]) for rows in chunks]
+
+
+def make_theirs(modules: SimpleNamespace, name: str, n_tasks: int) -> Any:
+    """Their approach on their light ResNet18."""
+    arguments = SimpleNamespace(
+        logger=mock.Mock(),
+        metric="acc",
+        epochs=RECIPE.epochs,
+        batch=RECIPE.batch_size,
+        lr=RECIPE.learning_rate,
+        lamb=RECIPE.weight_decay,
+        lamb_ewc=WEIGHTS["ewc"],
+        c_mas=WEIGHTS["mas"],
+        c_lwf=WEIGHTS["lwf"],
+    )
+    network = modules.resnet.Net([3, 16, 16], [(task, N_CLASSES) for task in range(n_tasks)])
+    approach = getattr(modules, PAIRS[name][1])
+    return approach.Appr(network, writer=mock.Mock(), device="cpu", args=arguments)
+
+
+def _copy(network: nn.Module, initial: dict[str, Tensor], only: str) -> None:
+    """Into their network what ours began with; ``only``: names that contain it."""
+    state = network.state_dict()
+    for name in state:
+        ours = repository.our_resnet_name(name)
+        if only in ours and ours in initial:
+            state[name] = initial[ours].clone()
+    network.load_state_dict(state)
+
+
+def _in_eval_mode(estimate: Any, network: nn.Module) -> Any:
+    """Their estimate of importance, with its ``network.train()`` as ``network.eval()``."""
+
+    @functools.wraps(estimate)
+    def estimated(*arguments: Any, **options: Any) -> Any:
+        with mock.patch.object(network, "train", lambda mode=True: nn.Module.train(network, False)):
+            return estimate(*arguments, **options)
+
+    return estimated
+
+
+def learn_theirs(modules: SimpleNamespace, approach: Any, name: str, ours: Any, task: LearningTask, key: str) -> None:
+    """Their side learns the task with our initial values and batches."""
+    network = approach.model
+    _copy(network, ours.initial, f"heads.by_task.{task.id}." if task.id else "")
+    if name != "lwf":  # theirs decays old heads, as their optimiser holds them
+        for old in range(task.id):
+            network.fc[old].requires_grad_(False)
+    queues = [[*ours.epochs, importance_batches(task, key)], [batches_of(task.valid, 50)]]
+    plain = functools.partial(modules.utils.cross_entropy, eps=0.0)
+    with ExitStack() as patches:
+        patches.enter_context(repository.loaders(*queues))
+        patches.enter_context(mock.patch.object(modules.utils, "cross_entropy", plain))
+        if name == "ewc":
+            fisher = _in_eval_mode(modules.utils.fisher_matrix_diag, network)
+            patches.enter_context(mock.patch.object(modules.utils, "fisher_matrix_diag", fisher))
+        if name == "mas":
+            approach.compute_importance = _in_eval_mode(type(approach).compute_importance.__get__(approach), network)
+        approach.learn(task.id, task.train, task.valid, "cpu")
+
+
+def compare(modules: SimpleNamespace, name: str, tasks: Sequence[LearningTask]) -> Iterator[Row]:
+    """Weights, statistics and importances after each of two tasks."""
+    hyper, _ = PAIRS[name]
+    with in_dtype(torch.float64):
+        approach = make_theirs(modules, name, len(tasks))
+        settings = resolve(Config("agreement", (), (0,), {name: hyper}), "", name)
+        ours = recorded(load_method(name))(settings)
+        for task in tasks:
+            step = Step(RECIPE, f"agreement/{task.id}")
+            ours.learn(task, step)
+            learn_theirs(modules, approach, name, ours, task, step.key)
+            kept = {key: value for key, value in ours.state_dict().items() if key not in ("importance", "anchor")}
+            theirs = {
+                key: value
+                for key, value in approach.model.state_dict().items()
+                if repository.our_resnet_name(key) in kept
+            }
+            paired = repository.pair_up(theirs, kept, repository.our_resnet_name)
+            part = f"{name}, task {task.id}, float64"
+            difference = largest_difference([(a, b) for _, a, b in paired])
+            yield Row(part, f"weights and statistics, {sum(map(len, ours.epochs))} steps", difference, 1e-9)
+            if isinstance(ours, QuadraticPenalty):
+                found = {repository.our_resnet_name(key): value for key, value in approach.fisher.items()}
+                of_trunk = flatten(found[f"trunk.{key}"] for key, _ in ours.trunk.named_parameters())
+                yield Row(part, "importances", largest_difference([(of_trunk, ours.importance)]), 1e-9)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repository", type=Path, required=True, help="checkout of WenjinW/PAR")
+    parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100")
+    parser.add_argument("--methods", nargs="+", default=list(PAIRS), choices=list(PAIRS))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    modules = repository.load(options.repository)
+    print(f"WenjinW/PAR at {repository.commit(options.repository)}, torch {torch.__version__}, numpy {np.__version__}")
+    with tempfile.TemporaryDirectory() as folder:
+        build_stream("cifar100_10", 0, options.data, folder)
+        tasks = learning_tasks(load_stream(folder))
+        differing = show(row for name in options.methods for row in compare(modules, name, tasks))
+    raise SystemExit(f"{differing} comparisons differ" if differing else 0)
+
+
+if __name__ == "__main__":
+    main()
