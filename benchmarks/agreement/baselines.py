@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import io
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,7 @@ def learn_theirs(modules: SimpleNamespace, approach: Any, name: str, ours: Any, 
     queues = [[*ours.epochs, importance_batches(task, key)], [batches_of(task.valid, 50)]]
     plain = functools.partial(modules.utils.cross_entropy, eps=0.0)
     with ExitStack() as patches:
+        patches.enter_context(redirect_stdout(io.StringIO()))  # its LwF prints
         patches.enter_context(repository.loaders(*queues))
         patches.enter_context(mock.patch.object(modules.utils, "cross_entropy", plain))
         if name == "ewc":

@@ -282,7 +282,7 @@ def compare_plans(
     theirs = []
     with mock.patch.object(modules.par_v2.utils_draw, "draw_heatmap"):
         for task, (matrix, classes) in enumerate(zip(features, labels, strict=True)):
-            data = [(torch.from_numpy(matrix).double(), torch.from_numpy(classes))]
+            data = [(torch.tensor(matrix).double(), torch.tensor(classes))]
             with repository.loaders([data]):
                 means, _, by_class = approach.get_mean_cov_feats(task, data, 64, "cpu")
             approach.model.add_mean_cov(means)
