@@ -26,13 +26,13 @@ from torch import Tensor, nn
 
 from benchmarks.agreement import repository
 from benchmarks.agreement.comparison import (
-    ConvertedImages,
     Row,
     batches_of,
     in_dtype,
     largest_difference,
     recorded,
     show,
+    small_tasks,
 )
 from par import seeding
 from par.config import Config, Recipe
@@ -53,19 +53,6 @@ PAIRS: dict[str, tuple[dict[str, Any], str]] = {
     "ewc": ({"weight": WEIGHTS["ewc"], "fisher": "minibatch"}, "ewc"),
     "mas": ({"weight": WEIGHTS["mas"], "importance": "squared", "gradients": "minibatch"}, "mas"),
 }
-
-
-def learning_tasks(stream: Any) -> list[LearningTask]:
-    """Two tasks of 96 images of every second pixel, not augmented."""
-    tasks = []
-    for task in stream.tasks[:2]:
-        splits = []
-        for name, size in (("train", N_IMAGES), ("valid", 50)):
-            split = task.split(name)
-            rows = np.arange(len(split.labels)).reshape(N_CLASSES, -1).T.ravel()[:size]
-            splits.append(ConvertedImages(split.images[rows][:, :, ::2, ::2], split.labels[rows], task.mean, task.std))
-        tasks.append(LearningTask(task.index, N_CLASSES, *splits))
-    return tasks
 
 
 def importance_batches(task: LearningTask, key: str) -> list[tuple[Tensor, Tensor]]:
@@ -173,7 +160,7 @@ def main() -> None:
     print(f"WenjinW/PAR at {repository.commit(options.repository)}, torch {torch.__version__}, numpy {np.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         build_stream("cifar100_10", 0, options.data, folder)
-        tasks = learning_tasks(load_stream(folder))
+        tasks = small_tasks(load_stream(folder), (N_IMAGES, N_IMAGES), step=2)
         differing = show(row for name in options.methods for row in compare(modules, name, tasks))
     raise SystemExit(f"{differing} comparisons differ" if differing else 0)
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from par.methods.bases.method import LearningTask, Method, Step
@@ -18,7 +18,14 @@ from par.training import trainer
 from par.training.images import Images
 
 # where our loss is used: it sums in float32 on purpose, a cast that a comparison in float64 sets aside
-LOSSES = ("par.methods.bases.method", "par.methods.par", "par.methods.lwf", "par.methods.ewc", "par.cells.search")
+LOSSES = (
+    "par.methods.bases.method",
+    "par.methods.par",
+    "par.methods.lwf",
+    "par.methods.ewc",
+    "par.methods.hat",
+    "par.cells.search",
+)
 
 
 @dataclass(frozen=True)
@@ -80,11 +87,15 @@ class ConvertedImages(Images):
 
 
 def recorded(method: type[Method]) -> type[Method]:
-    """A learner of ``method`` in torch's default dtype that keeps what it began a task with and trained on."""
+    """A learner of ``method`` in torch's default dtype, without dropout, that keeps what it began a task with and
+    trained on."""
 
     def start_task(self, task: LearningTask, step: Step) -> None:
         method.start_task(self, task, step)
         self.to(torch.get_default_dtype())
+        for module in self.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
         self.epochs = []
         self.initial = {name: value.clone() for name, value in self.state_dict().items()}
 
@@ -97,6 +108,21 @@ def recorded(method: type[Method]) -> type[Method]:
         return method.loss(self, batch)
 
     return type(method.__name__, (method,), {"start_task": start_task, "start_epoch": start_epoch, "loss": loss})
+
+
+def small_tasks(stream: Any, counts: Sequence[int], step: int = 1) -> list[LearningTask]:
+    """The first tasks of a stream of ten classes, not augmented: ``counts`` training and 50 validation images, of which
+    every ``step``-th pixel."""
+    tasks = []
+    for task, count in zip(stream.tasks, counts, strict=False):
+        splits = []
+        for name, size in (("train", count), ("valid", 50)):
+            split = task.split(name)
+            rows = np.arange(len(split.labels)).reshape(task.n_classes, -1).T.ravel()[:size]
+            pixels = split.images[rows][:, :, ::step, ::step]
+            splits.append(ConvertedImages(pixels, split.labels[rows], task.mean, task.std))
+        tasks.append(LearningTask(task.index, task.n_classes, *splits))
+    return tasks
 
 
 def show(rows: Iterable[Row]) -> int:

@@ -12,6 +12,7 @@ beside it. Ours sums losses in float32 on purpose (``cross_entropy``); that cast
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,13 +28,13 @@ from torch.nn import functional
 import par.cells.search
 from benchmarks.agreement import repository
 from benchmarks.agreement.comparison import (
-    ConvertedImages,
     Row,
     batches_of,
     in_dtype,
     largest_difference,
     recorded,
     show,
+    small_tasks,
 )
 from par.cells.expert import Expert
 from par.cells.genotype import (
@@ -142,18 +143,9 @@ def compare_experts(modules: SimpleNamespace, images: Tensor, labels: Tensor, ch
 
 
 def learning_tasks(stream: Any) -> list[LearningTask]:
-    """A first task, one that joins it, one that trains its head only: 160, 160 and 80 images, not augmented."""
-    tasks = []
-    for task, count in zip(stream.tasks, (N_IMAGES, N_IMAGES, N_IMAGES // 2), strict=False):
-        splits = []
-        for name, size in (("train", count), ("valid", 100)):
-            split = task.split(name)
-            rows = np.arange(len(split.labels)).reshape(N_CLASSES, -1).T.ravel()[:size]
-            splits.append(ConvertedImages(split.images[rows], split.labels[rows], task.mean, task.std))
-        tasks.append(
-            LearningTask(task.index, N_CLASSES, *splits, genotype=DARTS_V1.to_json(), head_only=task.index == 2)
-        )
-    return tasks
+    """A first task, one that joins it, one that trains its head only: 160, 160 and 80 images."""
+    tasks = small_tasks(stream, (N_IMAGES, N_IMAGES, N_IMAGES // 2))
+    return [dataclasses.replace(task, genotype=DARTS_V1.to_json(), head_only=task.id == 2) for task in tasks]
 
 
 def compare_training(modules: SimpleNamespace, tasks: Sequence[LearningTask], channels: int) -> Iterator[Row]:

@@ -49,16 +49,22 @@ def load(directory: Path) -> SimpleNamespace:
     Raises:
         SystemExit: there is no checkout.
     """
-    source = directory / "src"
-    if not (source / "approaches" / "par_v2.py").is_file():
-        raise SystemExit(f"{directory} holds no src/approaches/par_v2.py; give --repository a checkout of WenjinW/PAR.")
+    return import_from(directory, "src", MODULES, "WenjinW/PAR")
+
+
+def import_from(directory: Path, source: str, names: Sequence[str], what: str) -> SimpleNamespace:
+    """Modules of a checkout of the repository ``what``, by the last part of their names; ``source``: their folder."""
+    folder = directory / source
+    last = folder / f"{names[-1].replace('.', '/')}.py"
+    if not last.is_file():
+        raise SystemExit(f"{directory} holds no {last.relative_to(directory)}; name a checkout of {what}.")
     absent = [name for name in STUBS if name == "turtle" or importlib.util.find_spec(name) is None]
     sys.modules |= {name: mock.MagicMock() for name in absent}
-    sys.path.insert(0, str(source))
+    sys.path.insert(0, str(folder))
     try:
-        return SimpleNamespace(**{name.rpartition(".")[2]: importlib.import_module(name) for name in MODULES})
+        return SimpleNamespace(**{name.rpartition(".")[2]: importlib.import_module(name) for name in names})
     finally:
-        sys.path.remove(str(source))
+        sys.path.remove(str(folder))
         for name in absent:
             del sys.modules[name]
 
