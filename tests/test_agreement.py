@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import namedtuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.agreement import repository
-from benchmarks.agreement.comparison import ConvertedImages, Row, in_dtype, largest_difference, recorded, show
+from benchmarks.agreement.comparison import (
+    ConvertedImages,
+    Row,
+    in_dtype,
+    largest_difference,
+    recorded,
+    show,
+    small_tasks,
+)
 from benchmarks.agreement.par import _nodes, _worth
+from benchmarks.agreement.protected import everything, old_torch
 from par.cells.expert import Expert
 from par.cells.genotype import DARTS_V1, random_genotype
 from par.cells.supernet import Supernet
 from par.methods.finetune import Finetune
 from par.settings import resolve
-from tests.methods.tasks import CONFIG, images, step, task
+from tests.methods.tasks import CONFIG, RECIPE, images, step, task
 
 SimpleGenotype = namedtuple("SimpleGenotype", "normal reduce")
 
@@ -91,14 +102,41 @@ def test_a_learner_is_recorded_in_float64():
             images(0, "train").pixels.permute(0, 3, 1, 2), one.train.labels, (0.5,) * 3, (0.25,) * 3
         )
         one = type(one)(0, 3, converted, converted)
-        learner.learn(one, step(0))
+        learner.learn(one, step(0, dataclasses.replace(RECIPE, epochs=2)))
     assert torch.get_default_dtype() == torch.float32
     assert {value.dtype for name, value in learner.state_dict().items() if "num_batches" not in name} == {torch.float64}
-    assert len(learner.epochs) == 8 and all(len(epoch) == 6 for epoch in learner.epochs)
+    assert len(learner.epochs) == 2 and all(len(epoch) == 6 for epoch in learner.epochs)
     pixels, labels = learner.epochs[0][0]
     assert pixels.dtype == torch.float64 and pixels.shape == (8, 3, 16, 16) and labels.shape == (8,)
     moved = [not torch.equal(learner.initial[name], value) for name, value in learner.trunk.named_parameters("trunk")]
     assert all(moved)
+
+
+def test_small_tasks_have_every_class_and_every_second_pixel(tmp_path):
+    labels = np.repeat(np.arange(3), 30)
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 3, 8, 8), dtype=np.uint8)
+    split = SimpleNamespace(images=pixels, labels=labels)
+    one = SimpleNamespace(index=0, n_classes=3, mean=(0.5,) * 3, std=(0.25,) * 3, split=lambda name: split)
+    (small,) = small_tasks(SimpleNamespace(tasks=[one, one]), (12,), step=2)
+    assert np.bincount(small.train.labels).tolist() == [4, 4, 4] and len(small.valid) == 50
+    expected = (pixels[30, :, ::2, ::2] / 255 - 0.5) / 0.25  # the first image of the second class
+    np.testing.assert_allclose(small.train.batch(torch.tensor([1]))[0], expected, atol=1e-5)
+
+
+def test_batches_become_one_epoch_again():
+    batches = [(torch.ones(2, 3, 4, 4), torch.zeros(2)), (torch.zeros(1, 3, 4, 4), torch.ones(1))]
+    pixels, labels = everything([batches])
+    assert pixels.shape == (3, 3, 4, 4) and pixels[:, 0, 0, 0].tolist() == [1, 1, 0] and labels.tolist() == [0, 0, 1]
+    with pytest.raises(ValueError):
+        everything([batches, batches])
+
+
+def test_code_for_old_torch_runs_without_shuffling_on_the_cpu():
+    rows = np.arange(50)
+    with old_torch():
+        np.random.shuffle(rows)
+        assert torch.autograd.Variable(torch.ones(2).cuda(), volatile=True).tolist() == [1, 1]
+    assert rows.tolist() == list(range(50))
 
 
 def test_the_worth_of_a_genotype():
@@ -123,5 +161,5 @@ def test_only_judged_rows_count_as_different(capsys):
 
 
 def test_a_folder_without_their_code_is_named(tmp_path):
-    with pytest.raises(SystemExit, match=r"holds no src/approaches/par_v2\.py; give --repository a checkout"):
+    with pytest.raises(SystemExit, match=r"holds no src/approaches/\w+\.py; name a checkout of WenjinW/PAR"):
         repository.load(tmp_path)

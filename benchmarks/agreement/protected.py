@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.agreement import repository
-from benchmarks.agreement.comparison import Row, in_dtype, largest_difference, recorded, show, small_tasks
+from benchmarks.agreement.comparison import Row, batches_of, in_dtype, largest_difference, recorded, show, small_tasks
 from par import seeding
 from par.config import Config, Recipe
 from par.methods.bases.method import LearningTask, Step
@@ -76,10 +76,10 @@ def without_dropout(network: nn.Module) -> nn.Module:
 
 
 def everything(epochs: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
-    """Images and labels of the batches of a single epoch, in order."""
+    """Images, not in channels_last, and labels of the batches of a single epoch, in order."""
     (batches,) = epochs
     images, labels = zip(*batches, strict=True)
-    return torch.cat(images), torch.cat(labels)
+    return torch.cat(images).contiguous(), torch.cat(labels)
 
 
 def weight_pairs(theirs: nn.Module, ours: Any, method: str, task: int, head: str) -> list[tuple[Tensor, Tensor]]:
@@ -120,7 +120,7 @@ def compare_hat(modules: SimpleNamespace, tasks: Sequence[LearningTask]) -> Iter
         for task in tasks:
             ours.learn(task, Step(recipe(approach.lr), f"agreement/{task.id}"))
             begin_alike(network, ours, "hat", task.id, "last")
-            valid = task.valid.batch(torch.arange(len(task.valid))), task.valid.labels
+            valid = everything([batches_of(task.valid, BATCH)])
             with old_torch():
                 approach.train(task.id, *everything(ours.epochs), *valid)
             part, steps = f"hat, task {task.id}, float64", len(ours.epochs[0])
@@ -185,7 +185,7 @@ def _representations(code: Any, network: Any, ours: Any, task: LearningTask, ste
         norm.running_mean = own.by_task[str(task.id)].running_mean
         norm.running_var = own.by_task[str(task.id)].running_var
     try:
-        return code.get_representation_matrix(network, "cpu", task.train.batch(rows))
+        return code.get_representation_matrix(network, "cpu", task.train.batch(rows).contiguous())
     finally:
         for norm in norms:
             norm.running_mean = norm.running_var = None
