@@ -1,8 +1,8 @@
-"""Finetune, LwF, EWC and MAS beside the versions of PAR's authors: `python -m benchmarks.agreement.baselines
+"""Finetune, LwF, EWC, MAS and PNN beside the versions of PAR's authors: `python -m benchmarks.agreement.baselines
 --repository DIR --data DIR`.
 
 As :mod:`benchmarks.agreement.par`: their code runs from a checkout of github.com/WenjinW/PAR, both sides in float64
-with our images, initial weights and batches. Two tasks of CIFAR100-10 at 16 pixels on the light ResNet18. What of
+with our images, initial weights and batches. Three tasks of CIFAR100-10 at 16 pixels on the light ResNet18. What of
 theirs is set aside, because ours differs from it on purpose (docs/agreement.md): importances are estimated in eval
 mode, old heads get no weight decay, and the student's probabilities no 1e-5 / K.
 """
@@ -52,6 +52,7 @@ PAIRS: dict[str, tuple[dict[str, Any], str]] = {
     "lwf": ({"weight": WEIGHTS["lwf"]}, "lwf"),
     "ewc": ({"weight": WEIGHTS["ewc"], "fisher": "minibatch"}, "ewc"),
     "mas": ({"weight": WEIGHTS["mas"], "importance": "squared", "gradients": "minibatch"}, "mas"),
+    "pnn": ({}, "progressive"),
 }
 
 
@@ -75,18 +76,26 @@ def make_theirs(modules: SimpleNamespace, name: str, n_tasks: int) -> Any:
         c_mas=WEIGHTS["mas"],
         c_lwf=WEIGHTS["lwf"],
     )
-    network = modules.resnet.Net([3, 16, 16], [(task, N_CLASSES) for task in range(n_tasks)])
+    networks = modules.resnet_pn if name == "pnn" else modules.resnet
+    network = networks.Net([3, 16, 16], [(task, N_CLASSES) for task in range(n_tasks)])
+    if name == "pnn":  # theirs leaves scale and shift of a new stem's batch normalisation untrained
+        unfreeze = network.unfreeze_column
+        network.unfreeze_column = lambda t: (unfreeze(t), network.bn1[t].requires_grad_(True))
     approach = getattr(modules, PAIRS[name][1])
     return approach.Appr(network, writer=mock.Mock(), device="cpu", args=arguments)
 
 
-def _copy(network: nn.Module, initial: dict[str, Tensor], only: str) -> None:
-    """Into their network what ours began with; ``only``: names that contain it."""
+def _our_name(name: str, method: str) -> str:
+    return repository.our_column_name(name) if method == "pnn" else repository.our_resnet_name(name)
+
+
+def _copy(network: nn.Module, method: str, ours: dict[str, Tensor], only: Sequence[str]) -> None:
+    """Into their network what ours began with; ``only``: names that contain one of these."""
     state = network.state_dict()
-    for name in state:
-        ours = repository.our_resnet_name(name)
-        if only in ours and ours in initial:
-            state[name] = initial[ours].clone()
+    for name, value in state.items():
+        mapped = _our_name(name, method)
+        if mapped in ours and any(part in mapped for part in only):
+            value.copy_(ours[mapped].reshape(value.shape))
     network.load_state_dict(state)
 
 
@@ -104,8 +113,9 @@ def _in_eval_mode(estimate: Any, network: nn.Module) -> Any:
 def learn_theirs(modules: SimpleNamespace, approach: Any, name: str, ours: Any, task: LearningTask, key: str) -> None:
     """Their side learns the task with our initial values and batches."""
     network = approach.model
-    _copy(network, ours.initial, f"heads.by_task.{task.id}." if task.id else "")
-    if name != "lwf":  # theirs decays old heads, as their optimiser holds them
+    new = (f"heads.by_task.{task.id}.", f"parts.{task.id}.") if task.id else ("",)
+    _copy(network, name, ours.initial, new)
+    if name not in ("lwf", "pnn"):  # theirs decays old heads, as their optimiser holds them
         for old in range(task.id):
             network.fc[old].requires_grad_(False)
     queues = [[*ours.epochs, importance_batches(task, key)], [batches_of(task.valid, 50)]]
@@ -123,7 +133,7 @@ def learn_theirs(modules: SimpleNamespace, approach: Any, name: str, ours: Any, 
 
 
 def compare(modules: SimpleNamespace, name: str, tasks: Sequence[LearningTask]) -> Iterator[Row]:
-    """Weights, statistics and importances after each of two tasks."""
+    """Weights, statistics and importances after each task."""
     hyper, _ = PAIRS[name]
     with in_dtype(torch.float64):
         approach = make_theirs(modules, name, len(tasks))
@@ -135,11 +145,11 @@ def compare(modules: SimpleNamespace, name: str, tasks: Sequence[LearningTask]) 
             learn_theirs(modules, approach, name, ours, task, step.key)
             kept = {key: value for key, value in ours.state_dict().items() if key not in ("importance", "anchor")}
             theirs = {
-                key: value
+                key: value.reshape(kept[_our_name(key, name)].shape)
                 for key, value in approach.model.state_dict().items()
-                if repository.our_resnet_name(key) in kept
+                if _our_name(key, name) in kept
             }
-            paired = repository.pair_up(theirs, kept, repository.our_resnet_name)
+            paired = repository.pair_up(theirs, kept, functools.partial(_our_name, method=name))
             part = f"{name}, task {task.id}, float64"
             difference = largest_difference([(a, b) for _, a, b in paired])
             yield Row(part, f"weights and statistics, {sum(map(len, ours.epochs))} steps", difference, 1e-9)
@@ -160,7 +170,7 @@ def main() -> None:
     print(f"WenjinW/PAR at {repository.commit(options.repository)}, torch {torch.__version__}, numpy {np.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         build_stream("cifar100_10", 0, options.data, folder)
-        tasks = small_tasks(load_stream(folder), (N_IMAGES, N_IMAGES), step=2)
+        tasks = small_tasks(load_stream(folder), (N_IMAGES,) * 3, step=2)
         differing = show(row for name in options.methods for row in compare(modules, name, tasks))
     raise SystemExit(f"{differing} comparisons differ" if differing else 0)
 

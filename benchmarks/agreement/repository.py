@@ -37,6 +37,8 @@ MODULES = (
     "approaches.ewc",
     "approaches.mas",
     "approaches.lwf",
+    "models.resnet_pn",
+    "approaches.progressive",
 )
 
 
@@ -160,6 +162,23 @@ def our_resnet_name(name: str) -> str:
     name = re.sub(r"^conv1\.", "trunk.stem.0.", name)
     name = re.sub(r"^bn1\.", "trunk.stem.1.", name)
     name = re.sub(r"^layer(\d)\.", lambda match: f"trunk.stages.{int(match[1]) - 1}.", name)
+    return _in_block(name)
+
+
+def our_column_name(name: str) -> str:
+    """Where a parameter or buffer of its progressive network stands in ours; laterals belong to the next column."""
+    part, number, rest = name.split(".", 2)
+    kind = re.fullmatch(r"(layer(\d)|fc|conv1|bn1)(?:_(scale|r|u))?", part)
+    assert kind is not None, name
+    if kind[3] is not None:
+        place = f"parts.{int(number) + 1}.laterals.{int(kind[2]) - 1 if kind[2] else 4}"
+        return f"{place}.0.scale" if kind[3] == "scale" else _in_block(f"{place}.{1 if kind[3] == 'r' else 3}.{rest}")
+    if kind[1] == "fc":
+        return f"heads.by_task.{number}.{rest}"
+    return f"parts.{number}." + our_resnet_name(f"{part}.{rest}")
+
+
+def _in_block(name: str) -> str:
     return name.replace(".bn1.", ".norm1.").replace(".bn2.", ".norm2.").replace(".downsample.", ".shortcut.")
 
 
