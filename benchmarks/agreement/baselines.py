@@ -2,9 +2,9 @@
 --repository DIR --data DIR`.
 
 As :mod:`benchmarks.agreement.par`: their code runs from a checkout of github.com/WenjinW/PAR, both sides in float64
-with our images, initial weights and batches. Three tasks of CIFAR100-10 at 16 pixels on the light ResNet18. What of
+with our images, initial weights and batches. Tasks of CIFAR100-10 at 16 pixels on the light ResNet18. What of
 theirs is set aside, because ours differs from it on purpose (docs/agreement.md): importances are estimated in eval
-mode, old heads get no weight decay, and the student's probabilities no 1e-5 / K.
+mode, old heads get no weight decay, the student's probabilities no 1e-5 / K, clipping counts what is trained.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ def learn_theirs(modules: SimpleNamespace, approach: Any, name: str, ours: Any, 
     network = approach.model
     new = (f"heads.by_task.{task.id}.", f"parts.{task.id}.") if task.id else ("",)
     _copy(network, name, ours.initial, new)
+    network.zero_grad()  # theirs clips by a norm in which the last gradients of frozen columns count
     if name not in ("lwf", "pnn"):  # theirs decays old heads, as their optimiser holds them
         for old in range(task.id):
             network.fc[old].requires_grad_(False)
@@ -163,6 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repository", type=Path, required=True, help="checkout of WenjinW/PAR")
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100")
+    parser.add_argument("--tasks", type=int, default=2, help="3 show PNN's mixture of columns")
     parser.add_argument("--methods", nargs="+", default=list(PAIRS), choices=list(PAIRS))
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -170,7 +172,7 @@ def main() -> None:
     print(f"WenjinW/PAR at {repository.commit(options.repository)}, torch {torch.__version__}, numpy {np.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         build_stream("cifar100_10", 0, options.data, folder)
-        tasks = small_tasks(load_stream(folder), (N_IMAGES,) * 3, step=2)
+        tasks = small_tasks(load_stream(folder), (N_IMAGES,) * options.tasks, step=2)
         differing = show(row for name in options.methods for row in compare(modules, name, tasks))
     raise SystemExit(f"{differing} comparisons differ" if differing else 0)
 
