@@ -1,0 +1,135 @@
+"""What the comparisons with other code share: precision, batches, differences, the printed table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from par.methods.bases.method import LearningTask, Method, Step
+from par.training import trainer
+from par.training.images import Images
+
+# where our loss is used: it sums in float32 on purpose, a cast that a comparison in float64 sets aside
+LOSSES = (
+    "par.methods.bases.method",
+    "par.methods.par",
+    "par.methods.lwf",
+    "par.methods.ewc",
+    "par.methods.hat",
+    "par.cells.search",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: the largest difference, and how large it may be (``None``: shown, not judged)."""
+
+    part: str
+    what: str
+    difference: float
+    allowed: float | None
+
+    def __str__(self) -> str:
+        verdict = "" if self.allowed is None else "agrees" if self.difference <= self.allowed else "DIFFERS"
+        return f"| {self.part} | {self.what} | {self.difference:.1e} | {verdict} |"
+
+
+def largest_difference(pairs: Sequence[tuple[Any, Any]]) -> float:
+    """Largest absolute difference over pairs of arrays of one shape, each relative to the second's largest value.
+
+    Raises:
+        AssertionError: shapes differ, or nothing is compared.
+    """
+    worst = []
+    for first, second in pairs:
+        a, b = (np.asarray(torch.as_tensor(value).detach().numpy(), np.float64) for value in (first, second))
+        assert a.shape == b.shape, f"shapes {a.shape} and {b.shape}"
+        worst.append(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-300)) if a.any() or b.any() else 0.0)
+    assert worst
+    return max(worst)
+
+
+@contextmanager
+def in_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, new tensors have ``dtype`` and our losses keep it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with ExitStack() as patches:
+            for module in LOSSES:
+                patches.enter_context(mock.patch(f"{module}.cross_entropy", functional.cross_entropy))
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def batches_of(images: Images, size: int) -> list[tuple[Tensor, Tensor]]:
+    """All images in order, not augmented."""
+    return [
+        (images.batch(rows).to(torch.get_default_dtype()), images.labels[rows])
+        for rows in torch.arange(len(images)).split(size)
+    ]
+
+
+class ConvertedImages(Images):
+    """Images whose batches have torch's default dtype."""
+
+    def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return super().batch(rows, generator).to(torch.get_default_dtype())
+
+
+def recorded(method: type[Method]) -> type[Method]:
+    """A learner of ``method`` in torch's default dtype, without dropout, that keeps what it began a task with and
+    trained on."""
+
+    def start_task(self, task: LearningTask, step: Step) -> None:
+        method.start_task(self, task, step)
+        self.to(torch.get_default_dtype())
+        for module in self.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        self.epochs = []
+        self.initial = {name: value.clone() for name, value in self.state_dict().items()}
+
+    def start_epoch(self, epoch: int) -> None:
+        method.start_epoch(self, epoch)
+        self.epochs.append([])
+
+    def loss(self, batch: trainer.Batch) -> Tensor:
+        self.epochs[-1].append((batch.images, batch.labels))
+        return method.loss(self, batch)
+
+    return type(method.__name__, (method,), {"start_task": start_task, "start_epoch": start_epoch, "loss": loss})
+
+
+def small_tasks(stream: Any, counts: Sequence[int], step: int = 1) -> list[LearningTask]:
+    """The first tasks of a stream of ten classes, not augmented: ``counts`` training and 50 validation images, of which
+    every ``step``-th pixel."""
+    tasks = []
+    for task, count in zip(stream.tasks, counts, strict=False):
+        splits = []
+        for name, size in (("train", count), ("valid", 50)):
+            split = task.split(name)
+            rows = np.arange(len(split.labels)).reshape(task.n_classes, -1).T.ravel()[:size]
+            pixels = split.images[rows][:, :, ::step, ::step]
+            splits.append(ConvertedImages(pixels, split.labels[rows], task.mean, task.std))
+        tasks.append(LearningTask(task.index, task.n_classes, *splits))
+    return tasks
+
+
+def show(rows: Iterable[Row]) -> int:
+    """Print the rows as a Markdown table while they come; returns how many comparisons differ."""
+    print("\n| part | compared | largest difference | |\n|---|---|---|---|", flush=True)
+    differing = 0
+    for row in rows:
+        print(row, flush=True)
+        differing += row.allowed is not None and row.difference > row.allowed
+    return differing

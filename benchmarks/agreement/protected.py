@@ -1,0 +1,219 @@
+"""HAT and GPM beside their authors' code: `python -m benchmarks.agreement.protected --hat DIR --gpm DIR --data DIR`.
+
+As :mod:`benchmarks.agreement.par`: checkouts of github.com/joansj/hat and github.com/sahagobinda/GPM run on the CPU, in
+float64, with our images, initial weights and batches; two tasks of CIFAR100-10, one epoch each, on the AlexNet of both.
+Patched: what torch has removed since (``Variable(volatile=...)``, ``clip_grad_norm``), ``.cuda()``, the shuffles (ours
+count) and dropout (none on either side). GPM's heads have no biases, so ours have none here; its batch normalisation
+keeps no statistics, so that it gets our task's where it reads features for its bases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.agreement import repository
+from benchmarks.agreement.comparison import Row, batches_of, in_dtype, largest_difference, recorded, show, small_tasks
+from par import seeding
+from par.config import Config, Recipe
+from par.methods.bases.method import LearningTask, Step
+from par.methods.gpm import Gpm
+from par.methods.hat import Hat
+from par.settings import resolve
+from par.streams import build_stream, load_stream
+
+N_CLASSES, N_IMAGES, BATCH = 10, 192, 16  # 12 steps a task
+LAYERS = {
+    "hat": ("c1", "c2", "c3", "fc1", "fc2"),
+    "gpm": ("conv1", "conv2", "conv3", "fc1", "fc2"),
+}
+EMBEDDINGS = ("ec1", "ec2", "ec3", "efc1", "efc2")
+
+
+def recipe(learning_rate: float) -> Recipe:
+    """One epoch of plain SGD."""
+    return Recipe(
+        epochs=1,
+        batch_size=BATCH,
+        learning_rate=learning_rate,
+        momentum=0.0,
+        weight_decay=0.0,
+        schedule="constant",
+        clip_norm=None,
+    )
+
+
+@contextmanager
+def old_torch() -> Iterator[None]:
+    """Inside, code for torch 0.2 runs on the CPU and does not shuffle."""
+    with ExitStack() as patches:
+        patches.enter_context(redirect_stdout(io.StringIO()))
+        patches.enter_context(mock.patch.object(torch.Tensor, "cuda", lambda tensor: tensor))
+        patches.enter_context(mock.patch("torch.autograd.Variable", lambda tensor, **_: tensor))
+        clip = nn.utils.clip_grad_norm_
+        patches.enter_context(mock.patch("torch.nn.utils.clip_grad_norm", clip, create=True))
+        patches.enter_context(mock.patch("numpy.random.shuffle", lambda rows: None))
+        yield
+
+
+def without_dropout(network: nn.Module) -> nn.Module:
+    """The network, none of whose dropouts drops anything."""
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return network
+
+
+def everything(epochs: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
+    """Images, not in channels_last, and labels of the batches of a single epoch, in order."""
+    (batches,) = epochs
+    images, labels = zip(*batches, strict=True)
+    return torch.cat(images).contiguous(), torch.cat(labels)
+
+
+def weight_pairs(theirs: nn.Module, ours: Any, method: str, task: int, head: str) -> list[tuple[Tensor, Tensor]]:
+    """Layers and the task's head of theirs and of ours, tensors that can be copied into."""
+    pairs = []
+    for name, layer in zip(LAYERS[method], ours.trunk.layers, strict=True):
+        pairs += zip(getattr(theirs, name).parameters(), layer.parameters(), strict=True)
+    pairs += zip(getattr(theirs, head)[task].parameters(), ours.heads[task].parameters(), strict=True)
+    if method == "hat":
+        embeddings = zip(EMBEDDINGS, ours.embeddings_of(task), strict=True)
+        pairs += [(getattr(theirs, name).weight[task], embedding) for name, embedding in embeddings]
+    else:
+        for number, norm in enumerate(ours.trunk.norms, start=1):
+            own = getattr(theirs, f"bn{number}")
+            pairs += [(own.weight, norm.weight), (own.bias, norm.bias)]
+    return [(a.detach(), b.detach()) for a, b in pairs]
+
+
+def begin_alike(theirs: nn.Module, ours: Any, method: str, task: int, head: str) -> None:
+    """Give theirs, before it learns a task, what ours began it with; of later tasks only what is new."""
+    after = {name: value.clone() for name, value in ours.state_dict().items()}
+    ours.load_state_dict(ours.initial)
+    pairs = weight_pairs(theirs, ours, method, task, head)
+    n_trunk = sum(1 for _ in ours.trunk.layers.parameters())
+    n_new = len(pairs) - n_trunk - (2 * len(LAYERS[method]) if method == "gpm" else 0)
+    for a, b in pairs if not task else pairs[n_trunk : n_trunk + n_new]:
+        a.copy_(b)
+    ours.load_state_dict(after)
+
+
+def compare_hat(modules: SimpleNamespace, tasks: Sequence[LearningTask]) -> Iterator[Row]:
+    """Weights, embeddings and cumulative masks."""
+    with in_dtype(torch.float64):
+        network = without_dropout(modules.alexnet_hat.Net([3, 32, 32], [(task.id, N_CLASSES) for task in tasks]))
+        approach = modules.hat.Appr(network, nepochs=1, sbatch=BATCH, args=SimpleNamespace(parameter=""))
+        settings = resolve(Config("agreement", (), (0,), {"hat": {"annealing": "code"}}), "", "hat")
+        ours = recorded(Hat)(settings)
+        for task in tasks:
+            ours.learn(task, Step(recipe(approach.lr), f"agreement/{task.id}"))
+            begin_alike(network, ours, "hat", task.id, "last")
+            valid = everything([batches_of(task.valid, BATCH)])
+            with old_torch():
+                approach.train(task.id, *everything(ours.epochs), *valid)
+            part, steps = f"hat, task {task.id}, float64", len(ours.epochs[0])
+            weights = largest_difference(weight_pairs(network, ours, "hat", task.id, "last"))
+            yield Row(part, f"weights and embeddings, {steps} steps", weights, 1e-9)
+            masks = [mask.squeeze(0) for mask in approach.mask_pre]
+            cumulative = ours.cumulative_masks([earlier.id for earlier in tasks[: task.id + 1]])
+            yield Row(part, "cumulative masks", largest_difference(list(zip(masks, cumulative, strict=True))), 1e-9)
+
+
+class UnbiasedGpm(Gpm):
+    """GPM with heads as its authors' code has them."""
+
+    def start_task(self, task: LearningTask, step: Step) -> None:
+        super().start_task(task, step)
+        self.heads.by_task[str(task.id)] = nn.Linear(self.heads.n_features, task.n_classes, bias=False)
+
+
+def compare_gpm(modules: SimpleNamespace, tasks: Sequence[LearningTask]) -> Iterator[Row]:
+    """Weights, ranks of the bases and the projections that they make."""
+    code = modules.main_cifar100
+    settings = resolve(Config("agreement", (), (0,), {"gpm": {"first_task": "below"}}), "", "gpm")
+    arguments = SimpleNamespace(batch_size_train=BATCH, lr=0.01)
+    # bases are kept in float32, a cast that is set aside like that of the losses
+    with in_dtype(torch.float64), mock.patch.object(torch.Tensor, "float", lambda tensor: tensor):
+        network = without_dropout(code.AlexNet([(task.id, N_CLASSES) for task in tasks]))
+        ours, bases = recorded(UnbiasedGpm)(settings), []
+        for task in tasks:
+            step = Step(recipe(arguments.lr), f"agreement/{task.id}")
+            ours.learn(task, step)
+            begin_alike(network, ours, "gpm", task.id, "fc3")
+            optimizer = torch.optim.SGD(network.parameters(), arguments.lr)
+            learning = network, "cpu", *everything(ours.epochs), optimizer, nn.CrossEntropyLoss()
+            with old_torch():
+                if task.id:
+                    code.train_projected(arguments, *learning, _projections(bases), task.id)
+                else:
+                    code.train(arguments, *learning, task.id)
+                inputs = _representations(code, network, ours, task, step)
+                bases = code.update_GPM(network, inputs, np.full(5, 0.97 + 0.003 * task.id), bases)
+            part, steps = f"gpm, task {task.id}, float64", len(ours.epochs[0])
+            weights = largest_difference(weight_pairs(network, ours, "gpm", task.id, "fc3"))
+            yield Row(part, f"weights, {steps} steps", weights, 1e-9)
+            ranks = [basis.shape[1] for basis in bases]
+            other = sum(a != basis.shape[1] for a, basis in zip(ranks, ours.bases.values(), strict=True))
+            yield Row(part, f"ranks {', '.join(map(str, ranks))} that differ", float(other), 0.0)
+            own = _projections([basis.numpy() for basis in ours.bases.values()])
+            pairs = list(zip(_projections(bases), own, strict=True))
+            yield Row(part, "projections", largest_difference(pairs), 1e-6)  # an SVD's vectors lose digits
+
+
+def _projections(bases: Sequence[np.ndarray]) -> list[Tensor]:
+    return [torch.from_numpy(basis @ basis.T) for basis in bases]
+
+
+def _representations(code: Any, network: Any, ours: Any, task: LearningTask, step: Step) -> list[np.ndarray]:
+    """What their network feeds into its layers for our images, with our task's statistics of batch normalisation."""
+    rows = torch.randperm(len(task.train), generator=seeding.torch_generator(step.key, "gpm"))[:125]
+    norms = [getattr(network, f"bn{number}") for number in range(1, 6)]
+    network.eval()
+    for norm, own in zip(norms, ours.trunk.norms, strict=True):
+        norm.running_mean = own.by_task[str(task.id)].running_mean
+        norm.running_var = own.by_task[str(task.id)].running_var
+    try:
+        return code.get_representation_matrix(network, "cpu", task.train.batch(rows).contiguous())
+    finally:
+        for norm in norms:
+            norm.running_mean = norm.running_var = None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hat", type=Path, help="checkout of joansj/hat")
+    parser.add_argument("--gpm", type=Path, help="checkout of sahagobinda/GPM")
+    parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    hat_modules = ("utils", "networks.alexnet_hat", "approaches.hat")
+    print(f"torch {torch.__version__}, numpy {np.__version__}")
+    rows: list[Iterator[Row]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        build_stream("cifar100_10", 0, options.data, folder)
+        tasks = small_tasks(load_stream(folder), (N_IMAGES, N_IMAGES))
+        if options.hat is not None:
+            print(f"joansj/hat at {repository.commit(options.hat)}")
+            rows.append(compare_hat(repository.import_from(options.hat, "src", hat_modules, "joansj/hat"), tasks))
+        if options.gpm is not None:
+            print(f"sahagobinda/GPM at {repository.commit(options.gpm)}")
+            code = repository.import_from(options.gpm, ".", ("main_cifar100",), "sahagobinda/GPM")
+            rows.append(compare_gpm(code, tasks))
+        differing = show(row for each in rows for row in each)
+    raise SystemExit(f"{differing} comparisons differ" if differing else 0)
+
+
+if __name__ == "__main__":
+    main()
