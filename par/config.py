@@ -231,7 +231,7 @@ class Config:
     data_dir: str = "data/sources"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on a GPU with native bfloat16, else float32
-    numerics: Numerics = "native"  # portable: the same bits on every x86-64 processor with AVX2 (par/numerics.py)
+    numerics: Numerics = "native"  # portable: kernels for AVX2 on every x86-64 processor (docs/bits.md)
     workers: Count = 1
     checkpoint_minutes: Positive = CHECKPOINT_MINUTES  # at most that often a step in progress saves itself
     # after which steps test images are predicted: after all (full), as far as AP and AF need (ends), or full for chains
