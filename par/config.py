@@ -232,7 +232,7 @@ class Config:
     data_dir: str = "data/sources"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on a GPU with native bfloat16, else float32
-    numerics: Numerics = "native"  # portable: the same bits on every x86-64 processor with AVX2 (par/numerics.py)
+    numerics: Numerics = "native"  # portable: kernels for AVX2 on every x86-64 processor (docs/bits.md)
     capture: Literal["auto", "off"] = "auto"  # auto: on a GPU a training step is captured as a CUDA graph where it can
     workers: Literal["auto"] | Count = "auto"  # auto: one a physical core, on CUDA workers_per_device a card
     workers_per_device: Count = 1
