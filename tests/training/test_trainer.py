@@ -25,7 +25,7 @@ def two_classes(n: int, seed: int, augment=("flip",)) -> Images:
     return Images(pixels.astype(np.uint8), labels, (0.4,) * 3, (0.2,) * 3, augment)
 
 
-class Model(nn.Module):
+class Model(trainer.Trainable):
     """A frozen batch norm in front of a convolution and a head, recording what the loop asks of it."""
 
     def __init__(self):
