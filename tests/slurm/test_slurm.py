@@ -173,7 +173,7 @@ def test_fill_through_slurm_and_through_local_workers_makes_the_same_store_and_d
         finish(start(project, slurm, "fill"))
         assert "nothing to do: all 11 steps" in finish(start(project, slurm, "fill"))
         for folder in (local, project):
-            printed = run(folder, "dvc", "repro").stdout
+            printed = run(folder, "dvc", "repro", "train@tiny").stdout
             assert "steps computed: 0, from the store: 2" in printed and "computed: 0, from the store: 9" in printed
     assert_same(project, local)
     assert not slurm.ask("squeue", "--noheader").strip()
