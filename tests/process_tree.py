@@ -34,7 +34,7 @@ sys.exit(shell.wait())
 
 @dataclass(frozen=True)
 class Wait:
-    """A job (:class:`par.steps.workers.Job`) that takes time and no computing."""
+    """A job (:class:`par.steps.jobs.Job`) that takes time and no computing."""
 
     label: str
 
