@@ -32,7 +32,7 @@ sys.exit(shell.wait())
 
 
 class Wait(OneStep):
-    """A job that takes time and no computing."""
+    """A job (:class:`par.steps.jobs.Job`) that takes time and no computing."""
 
     def run(self, store: object, progress: Callable[[int], None]) -> tuple[int, int]:
         time.sleep(120)

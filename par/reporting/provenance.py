@@ -33,13 +33,14 @@ def stamp(
     streams = list(streams)
     hardware = dict.fromkeys(results[stream]["hardware"]["device"] for stream in streams if stream in results)
     used = [plans[stream][PAR]["extractor"] for stream in streams if PAR in plans.get(stream, {})]
+    workers = "one worker a core or card" if config.workers == "auto" else f"{config.workers} workers"
     extractors = dict.fromkeys(f"{extractor['name']} (sha256 {extractor['digest'][:12]})" for extractor in used)
     return {
         "Preset": f"{config.preset} (DEMO)" if config.preset == DEMO else config.preset,
         "Commit": provenance["commit"] + ("-dirty" if provenance["dirty"] else ""),
         "Seeds": ", ".join(map(str, config.seeds)),
         "Extractor": "; ".join(extractors) or "not run",
-        "Hardware": f"{'; '.join(hardware)}; {config.workers} workers of one thread" if hardware else "not run",
+        "Hardware": f"{'; '.join(hardware)}; {workers} of one thread" if hardware else "not run",
         "Bits": bits({stream: results[stream] for stream in streams if stream in results}),
         "Epochs": _epochs(config, streams),
         "Data": _data(digests, streams),

@@ -54,7 +54,7 @@ def plan_chains(method: str, n_tasks: int, routed: Sequence[Sequence[ChainTask]]
 
 @dataclass(frozen=True)
 class ChainJob:
-    """One chain of one learner and seed (a :class:`par.steps.workers.Job`).
+    """One chain of one learner and seed (a :class:`par.steps.jobs.Job`).
 
     Args:
         directory: the built stream of ``seed``.
@@ -82,11 +82,11 @@ class ChainJob:
         return f"{self.settings.learner} seed {self.seed} chain of {len(self.chain)} from task {self.chain[0].index}"
 
     def cost(self) -> int:
-        """See :class:`par.steps.workers.Job`; candidates that a method trains on the way are not counted."""
+        """See :class:`par.steps.jobs.Job`; candidates that a method trains on the way are not counted."""
         return self.settings.recipe.epochs * sum(self.sizes)
 
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
-        """See :class:`par.steps.workers.Job`."""
+        """See :class:`par.steps.jobs.Job`."""
         with policy(self.device, self.precision), capturing(cuda_graphs(self.device, self.capture)):
             return self._run(store, progress)
 

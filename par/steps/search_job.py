@@ -23,7 +23,7 @@ from par.training.precision import Precision, policy
 
 @dataclass(frozen=True)
 class SearchJob:
-    """Search a cell for one task (a :class:`par.steps.workers.Job`); ``directory`` is the built stream of ``seed``.
+    """Search a cell for one task (a :class:`par.steps.jobs.Job`); ``directory`` is the built stream of ``seed``.
 
     ``checkpoint_minutes``, as in params.yaml, lie between two saves of a search in progress.
     The store's entry holds ``genotype`` (JSON of :mod:`par.cells.genotype`), ``history`` (rows) and ``seconds``.
@@ -45,7 +45,7 @@ class SearchJob:
         return f"{self.settings.search.update} search seed {self.seed} task {self.task}"
 
     def cost(self) -> int:
-        """See :class:`par.steps.workers.Job`; half of the images train, the other half only predict."""
+        """See :class:`par.steps.jobs.Job`; half of the images train, the other half only predict."""
         trains = self.settings.search.update in ("mdl", "advantage")
         return self.settings.search.epochs * (self.n_train // 2) if trains else 0
 
@@ -68,7 +68,7 @@ class SearchJob:
         return entry_key(content)
 
     def run(self, store: Store, progress: Callable[[int], None]) -> tuple[int, int]:
-        """See :class:`par.steps.workers.Job`."""
+        """See :class:`par.steps.jobs.Job`."""
         key = self.key
         with policy(self.device, self.precision):
             _, is_new = store.get_or_compute(

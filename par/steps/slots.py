@@ -105,7 +105,6 @@ class Slots:
 
     def take(self) -> Slot | None:
         """A free slot, or None where all are taken."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         for number in range(self._workers.n_slots):
             if number not in self._held:
                 lock = FileLock(self._folder / f"{number}.lock")
@@ -128,14 +127,15 @@ class Slots:
     def _locked(self, lock: FileLock) -> bool:
         try:
             if self._has_locks:
+                self._folder.mkdir(parents=True, exist_ok=True)
                 lock.acquire(blocking=False)
         except Timeout:
             return False
-        except NotImplementedError:
+        except (NotImplementedError, OSError) as error:  # no flock; read-only, which those may be who compute nothing
             self._has_locks = False
             print(
-                f"{self._folder}: this file system has no locks, so pipelines that run side by side on this "
-                "machine each start all of their workers.",
+                f"{self._folder} takes no locks ({error}), so pipelines that run side by side on this machine each "
+                "start all of their workers.",
                 file=sys.stderr,
             )
         return True

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -111,8 +112,17 @@ def load_stream(directory: str | Path) -> Stream:
         SourceError: there is no stream, or one of another version of the code.
     """
     directory = Path(directory)
-    if not (directory / "stream.json").is_file():
-        raise SourceError(f"{directory} holds no stream.json; build the stream first (dvc repro).")
+    try:
+        status = (directory / "stream.json").stat()
+    except OSError:
+        raise SourceError(f"{directory} holds no stream.json; build the stream first (dvc repro).") from None
+    return _loaded(directory, Path.cwd(), status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(64)
+def _loaded(directory: Path, base: Path, *state_of_the_file: int) -> Stream:
+    """The stream, read once for thousands of chains as long as its file is the same; ``base`` is where a relative
+    directory lies."""
     content = read_json(directory / "stream.json")
     starts = dict.fromkeys(SPLITS, 0)
     tasks = []

@@ -110,7 +110,7 @@ class Slurm:
 
     def ask(self, *command: str, check: bool = True) -> str:
         """What a command of SLURM prints; one that fails is an error."""
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=2 * PATIENCE)
         assert done.returncode == 0 or not check, f"{' '.join(command)}: {done.stderr}{done.stdout}{self.logs()}"
         return done.stdout
 

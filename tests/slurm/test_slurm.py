@@ -153,8 +153,8 @@ def assert_same(project: Path, local: Path) -> None:
 
 
 def running_jobs(slurm: Slurm) -> list[str]:
-    """Ids of the jobs that run."""
-    return slurm.ask("squeue", "--noheader", "--array", "--states=RUNNING", "--format=%i").split()
+    """Numbers of the jobs that run, each its own also in an array."""
+    return slurm.ask("squeue", "--noheader", "--array", "--states=RUNNING", "--format=%A").split()
 
 
 def is_in_the_middle(project: Path) -> bool:
@@ -240,15 +240,22 @@ def test_a_requeued_job_goes_on_where_it_was(training, local, slurm):
 
 def start_now(slurm: Slurm, job: str) -> None:
     """SLURM lets a requeued job wait for two minutes."""
-    wait_until(lambda: "JobState=PENDING" in slurm.ask("scontrol", "show", "job", job))
-    slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+    def has_begun() -> bool:
+        shown = slurm.ask("scontrol", "show", "job", job)
+        if "Restarts=0" in shown:  # it has not been requeued yet
+            return False
+        slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)  # refused while the old one ends
+        return "JobState=PENDING" not in shown
+
+    wait_until(has_begun)
 
 
 def test_a_preempted_job_puts_itself_into_the_queue_again(training, local, slurm):
     """The signal that comes before a preemption or the end of a job's time is submitit's to handle."""
     project, process = training
     victim = running_jobs(slurm)[0]
-    slurm.ask("scancel", "--signal=USR2", victim)
+    slurm.ask("scancel", "--signal=USR2", victim, check=False)  # it may be gone before scancel has an answer
     start_now(slurm, victim)
     finish(process)
     assert_same(project, local)
@@ -281,7 +288,7 @@ def test_a_failed_node_gives_its_jobs_to_the_queue(training, local, slurm):
     node = slurm.ask("sinfo", "--noheader", "--format=%n").strip()
     slurm.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     wait_until(lambda: not running_jobs(slurm), process)
-    slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)  # it may have come back by itself
     for victim in victims:
         start_now(slurm, victim)
     finish(process)
