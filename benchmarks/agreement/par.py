@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,7 +61,7 @@ from par.streams import build_stream, load_stream
 from par.training import trainer
 from par.training.images import Images
 
-PARTS = ("experts", "training", "search", "plans")
+PARTS = ("routing", "experts", "training", "search", "plans")
 N_CLASSES = 10
 N_IMAGES = 160  # of the first two tasks
 RECIPE = Recipe(epochs=2, batch_size=16)  # 20 steps of 160 images; everything else as the authors' script has it
@@ -316,6 +317,56 @@ def _follow(modules: SimpleNamespace, approach: Any, task: int, n_train: int) ->
     return words[kind], approach.model.task2expert[task]
 
 
+def compare_routing(modules: SimpleNamespace, n_streams: int = 200, n_tasks: int = 12) -> Iterator[Row]:
+    """Streams of random distances and sizes, tiny tasks among them, through the whole of their ``learn``."""
+    generator = np.random.default_rng(0)
+    other, kinds = 0, dict.fromkeys(("search", "reuse_cell", "join", "head"), 0)
+    for _ in range(n_streams):
+        distances = generator.gamma(2.0, 0.35, (n_tasks, n_tasks)) * (generator.random((n_tasks, n_tasks)) > 0.02)
+        n_train = generator.choice((15, 25, 26, 240, 260, 500, 5000), n_tasks).tolist()
+        decisions = route(
+            distances,
+            n_train,
+            list(map(str, range(n_tasks))),
+            alpha=0.5,
+            beta=0.75,
+            freeze_below=0.5,
+            estimator="reference",
+        )
+        ours = [("head" if decision.head_only else decision.decision, decision.group) for decision in decisions]
+        theirs = _learn_nothing(modules, pair_score("reference", distances), n_train)
+        other += sum(a != b for a, b in zip(theirs, ours, strict=True))
+        for kind, _ in ours:
+            kinds[kind] += 1
+    found = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    yield Row("routing", f"decisions of {n_streams * n_tasks} tasks that differ ({found})", float(other), 0.0)
+
+
+def _learn_nothing(modules: SimpleNamespace, scores: np.ndarray, n_train: Sequence[int]) -> list[tuple[str, int]]:
+    """Their decisions in our words, from ``learn`` with everything that computes taken out of it."""
+    approach = repository.make_approach(modules, [2] * len(n_train), nn.Identity(), 4)
+    approach.model.task_dist = torch.from_numpy(scores)
+    empty = SimpleNamespace(last_c=1, parameters=lambda: iter(()))
+    done: list[str] = []
+    with ExitStack() as patches:
+        for name in ("experts", "fc"):  # lists of modules, which take no others
+            patches.enter_context(mock.patch.dict(approach.model._modules, {name: []}))
+        expand = type(approach.model).expand.__globals__
+        stand_in = mock.Mock(return_value=mock.Mock(to=lambda device: empty))
+        patches.enter_context(mock.patch.dict(expand, {"Expert": stand_in}))
+        patches.enter_context(mock.patch.object(approach, "get_mean_cov_feats", lambda *_, **__: ([], [], [])))
+        patches.enter_context(mock.patch.object(approach, "get_relatedness"))
+        patches.enter_context(mock.patch.object(approach, "search_cell", lambda *_: done.append("search")))
+        for name, word in (("train", "train"), ("reuse", "head"), ("transfer", "join")):
+            patches.enter_context(mock.patch.object(approach, name, lambda *_, word=word: done.append(word)))
+        kinds = []
+        for task, count in enumerate(n_train):
+            done.clear()
+            approach.learn(task, range(count), range(1), "cpu")
+            kinds.append({"search": "search", "train": "reuse_cell"}.get(done[0], done[0]))
+    return [(kind, int(group)) for kind, group in zip(kinds, approach.model.task2expert, strict=True)]
+
+
 def stream_features(
     modules: SimpleNamespace, stream: Any, weights: Path | None
 ) -> Iterator[tuple[str, list[np.ndarray]]]:
@@ -346,6 +397,8 @@ def stream_features(
 def compare(modules: SimpleNamespace, stream: Any, options: argparse.Namespace) -> Iterator[Row]:
     """All comparisons of the chosen parts."""
     tasks = learning_tasks(stream)
+    if "routing" in options.parts:
+        yield from compare_routing(modules)
     if "experts" in options.parts:
         images, labels = tasks[0].train.batch(torch.arange(16)), tasks[0].train.labels[:16]
         yield from compare_experts(modules, images, labels, options.channels)
