@@ -183,7 +183,7 @@ def main() -> None:
             line = f"FAIL  {type(error).__name__}: {' '.join(str(error).split())[:160]}"
             if options.trace:
                 traceback.print_exc()
-        print(f"{name:23} {line}; {time.process_time() - started:.1f} s", flush=True)
+        print(f"{name:25} {line}; {time.process_time() - started:.1f} s", flush=True)
     sys.exit(bool(n_failed))
 
 
