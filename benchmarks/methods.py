@@ -2,7 +2,7 @@
 
 Each method goes through two short tasks; then the steps of its third task are timed, a few per method in turn, so that
 other load on the machine moves all methods alike. A step is what lies between two mini-batches of ``trainer.fit``:
-drawing, augmenting, loss, gradients, update; of a method that fits several candidates, any of their steps. Its seconds
+augmenting, loss, gradients, update; of a method that fits several candidates, any of their steps. Its seconds
 are the median over all rounds, of processor time: run it with OMP_NUM_THREADS=1, because threads that wait for each
 other count too. For EWC and MAS the importance pass over a task of CIFAR100-10's size is compared with an epoch of
 Finetune. As in the stages, glibc keeps large blocks (:func:`par.operating_system.keep_large_blocks`).

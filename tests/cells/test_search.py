@@ -267,13 +267,13 @@ def test_halves_are_disjoint_and_of_the_training_data(monkeypatch):
 
 def test_accuracy_is_measured_without_augmentation(monkeypatch):
     augmented = []
-    batch = Images.batch
+    made = Images.augmented
 
-    def recording_batch(self, rows, generator=None):
-        augmented.append((len(self), generator is not None))
-        return batch(self, rows, generator)
+    def recording(self, rows, drawn):
+        augmented.append((len(self), bool(drawn)))
+        return made(self, rows, drawn)
 
-    monkeypatch.setattr(Images, "batch", recording_batch)
+    monkeypatch.setattr(Images, "augmented", recording)
     run(epochs=1)
     assert {(20, True), (21, False)} == set(augmented)
 

@@ -6,12 +6,13 @@ Prints a line for each part and ends with exit code 1 where one fails. Parts can
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from par.streams import build_stream, definition
 from par.training import trainer
 from par.training.precision import policy
 from par.training.step import capturing
-from tests.device.cases import CASES, CONFIG, EXPERT, OTHER_CASES, RECIPE, Calls, Case, images, through
+from tests.device.cases import CASES, CONFIG, EXPERT, OTHER_CASES, RECIPE, Case, Refusals, images, through
 from tests.device.emulated import GPU, EmulatedGraphs, Emulation, emulated_gpu
 
 
@@ -61,9 +62,13 @@ def captured(case: Case) -> str:
     Two epochs of two whole batches and a shorter one: a warm-up, then captured or replayed steps, with two rates.
     """
     recipe, found, replayed = replace(RECIPE, epochs=2, batch_size=9), [], []
-    for make in (lambda mode: Calls, lambda mode: lambda device: replayed.append(EmulatedGraphs(mode)) or replayed[-1]):
+    for make in (
+        lambda mode: Refusals,
+        lambda mode: lambda device: replayed.append(EmulatedGraphs(mode)) or replayed[-1],
+    ):
         waits: list[str] = []
-        with emulated_gpu() as mode, policy(GPU, "float32"), capturing(make(mode)), watched(mode, waits):
+        quiet = redirect_stderr(io.StringIO())  # the line of a step that is refused
+        with emulated_gpu() as mode, policy(GPU, "float32"), capturing(make(mode)), watched(mode, waits), quiet:
             saved: list[Tensor] = []
             losses, predictions = through(case, GPU, recipe, saved)
             found.append((losses, predictions + saved))
@@ -178,7 +183,7 @@ def main() -> None:
             line = f"FAIL  {type(error).__name__}: {' '.join(str(error).split())[:160]}"
             if options.trace:
                 traceback.print_exc()
-        print(f"{name:23} {line}; {time.process_time() - started:.1f} s", flush=True)
+        print(f"{name:25} {line}; {time.process_time() - started:.1f} s", flush=True)
     sys.exit(bool(n_failed))
 
 

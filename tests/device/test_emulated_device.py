@@ -30,7 +30,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_everything_trains_saves_restores_and_predicts_on_one_device():
     done = python("-m", "tests.device.exercise")
     assert done.returncode == 0, done.stdout + done.stderr
-    passed = {line[:23].strip() for line in done.stdout.splitlines() if line[24:26] == "ok"}
+    passed = {line[:25].strip() for line in done.stdout.splitlines() if line[26:28] == "ok"}
     assert passed >= {*METHODS, "search mdl", "search advantage", "extractor", "chain"}
     assert passed >= {f"captured {name}" for name in METHODS}
 
