@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -82,8 +82,8 @@ def batches_of(images: Images, size: int) -> list[tuple[Tensor, Tensor]]:
 class ConvertedImages(Images):
     """Images whose batches have torch's default dtype."""
 
-    def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return super().batch(rows, generator).to(torch.get_default_dtype())
+    def augmented(self, rows: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
+        return super().augmented(rows, drawn).to(torch.get_default_dtype())
 
 
 def recorded(method: type[Method]) -> type[Method]:
