@@ -68,7 +68,7 @@ def _pretend(job: ChainJob, store: Store) -> None:
     tasks = load_stream(job.directory).tasks
     for position, key in enumerate(job.step_keys()):
         write_entry(store.path(key), {"info": {"seconds": 1.0}})
-        for index in job._tested_after(position):
+        for index in job.tested_after(position):
             path = store.path(prediction_key(key, tasks[index]))
             path.parent.mkdir(exist_ok=True)
             path.touch()

@@ -109,7 +109,7 @@ class ChainJob:
             else:
                 learner = None
             share.finish()
-            for index in self._tested_after(position):
+            for index in self.tested_after(position):
                 tested = stream.tasks[index]
                 missing = prediction_key(key, tested)
                 if store.get(missing) is None:
@@ -181,7 +181,7 @@ class ChainJob:
         }
         return {"state": learner.save(), "log": log, "info": info}
 
-    def _tested_after(self, position: int) -> list[int]:
+    def tested_after(self, position: int) -> list[int]:
         """Tasks whose test images are predicted after the step at ``position``."""
         full = self.predict == "full" or (self.predict == "auto" and len(self.chain) <= LONG_CHAIN)
         if full or position == len(self.chain) - 1:
@@ -248,7 +248,7 @@ def assemble(jobs: Sequence[ChainJob], store: Store) -> Learned:
             chain_of[planned.index] = number
             infos[planned.index] = entry["info"]
             log += [{"task": planned.index, **row} for row in entry["log"]]
-            for index in job._tested_after(position):
+            for index in job.tested_after(position):
                 found = store.existing(prediction_key(key, stream.tasks[index]))
                 predictions[f"{planned.index}/{index}"] = found.numpy()
         models.append({"tasks": [planned.index for planned in job.chain], "state": entry["state"]})

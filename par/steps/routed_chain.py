@@ -94,7 +94,7 @@ def _of_chain(job: ChainJob, present: Collection[str]) -> Lacking:
     tasks, keys = load_stream(job.directory).tasks, job.step_keys()
     absent = [size for key, size in zip(keys, job.sizes, strict=True) if key not in present]
     predictions = (
-        prediction_key(key, tasks[index]) for position, key in enumerate(keys) for index in job._tested_after(position)
+        prediction_key(key, tasks[index]) for position, key in enumerate(keys) for index in job.tested_after(position)
     )
     n_predictions = sum(key not in present for key in predictions)
     images = job.settings.recipe.epochs * sum(absent)
