@@ -91,7 +91,7 @@ def _figure(schedules: dict[str, dict[int, Schedule]]) -> Figure:
         axes.set_xticks([1, 8, 64, 512], labels=["1", "8", "64", "512"])
         axes.minorticks_off()
     makespan.set_yticks([100, 1000, 10000], labels=["100", "1000", "10000"])
-    makespan.legend(frameon=False)
+    figure.legend(*makespan.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
