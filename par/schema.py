@@ -202,11 +202,14 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and types.NoneType in arguments:
             return None
-        words = [word for kind in arguments if typing.get_origin(kind) is Literal for word in typing.get_args(kind)]
+        kinds = [kind for kind in arguments if kind is not types.NoneType]
+        if len(kinds) == 1:
+            return convert(kinds[0], value, where)
+        words = [word for kind in kinds if typing.get_origin(kind) is Literal for word in typing.get_args(kind)]
         if value in words and isinstance(value, str):
             return value
-        (kind,) = (kind for kind in arguments if kind is not types.NoneType and typing.get_origin(kind) is not Literal)
-        if words and isinstance(value, str):
+        (kind,) = (kind for kind in kinds if typing.get_origin(kind) is not Literal)
+        if isinstance(value, str):
             allowed = " or ".join([*words, _describe(kind)])
             raise ConfigError(f"{where} = {shown(value)} is not allowed; allowed is {allowed}.")
         return convert(kind, value, where)

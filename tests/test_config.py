@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import datetime
 import itertools
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from par import config as configuration
 from par.config import Recipe, Routing
-from par.schema import ConfigError, override, parse
+from par.schema import ConfigError, convert, override, parse
 from par.settings import load, resolve
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -265,3 +267,11 @@ def test_nothing_reads_yaml_by_another_loader():
                 for name in node.names
             } | {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
             assert "yaml" not in imported, f"{path} imports yaml"
+
+
+@pytest.mark.parametrize("value", ["x", 3, datetime.date(2024, 2, 29), ["first"]])
+def test_a_word_that_may_be_left_out_is_refused_by_name_of_those_allowed(value):
+    hint = Literal["first", "second"] | None
+    with pytest.raises(ConfigError, match=r"block\.word = .* choose one of first, second\."):
+        convert(hint, value, "block.word")
+    assert convert(hint, "second", "block.word") == "second" and convert(hint, None, "block.word") is None
