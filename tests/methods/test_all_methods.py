@@ -21,10 +21,13 @@ from tests.methods.tasks import through_a_file
 # Three relations in every run, the other three with `make test-exhaustive`: all take some seven minutes of two cores.
 STREAMS = ("demo_in", "demo_pl", "demo_split")
 MORE_STREAMS = ("demo_minus", "demo_plus", "demo_out")
-FORGET_LESS = ("ewc", "mas", "lwf", "er", "agem", "gpm", "hat", "cat")  # than Finetune
+# Than Finetune, whatever the processor. A-GEM is not among them: -.11, -.18 and -.28 were seen with kernels for AVX2 and
+# AVX-512 and 13 and 40 images a class, so that last bits decide (test_forgetting.py has it on real images).
+FORGET_LESS = ("ewc", "mas", "lwf", "er", "gpm", "hat", "cat")
 FORGET_NOTHING = ("independent", "pnn", "learn_to_grow", "mntdp_s", "mntdp_d", "soft_gating", "lmc")
 # Settings that make a method small; what is missing keeps its defaults.
 SMALL = {
+    "agem": {"per_class": 40},  # with its 13 it ends near chance on demo_plus, on which side is a matter of last bits
     "cat": {"width": 100},
     "gpm": {"width": 0.25},
     "hat": {"network": "resnet18_light"},  # the AlexNet without batch normalisation needs more than a demo's epochs
@@ -101,7 +104,7 @@ def test_it_learns_forgets_as_expected_and_predicts_each_image_for_itself(method
     forgetting = average_forgetting(matrix)
     assert forgetting == 0.0 or method not in FORGET_NOTHING
     if stream == "demo_split":
-        # At this budget Finetune has -.38, and the worst of those that forget less, A-GEM, -.18.
+        # At this budget Finetune has -.38, and the worst of those that forget less, MAS, -.17.
         assert forgetting < -0.3 if method == "finetune" else forgetting > -0.25 or method not in FORGET_LESS
 
     learner, first = chains[0].restored(found.models[0]), tasks[0]
