@@ -23,7 +23,8 @@ from tests.slurm.cluster import Slurm
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 PATIENCE = 300.0  # seconds until something is computed, on a busy machine
-LONG = "checkpoint_minutes: 1.0e-9\n" + PARAMS.replace("epochs: 2\n  batch", "epochs: 10\n  batch")
+# So many epochs that a job in its middle does not end in the seconds in which SLURM is asked to end it.
+LONG = "checkpoint_minutes: 1.0e-9\n" + PARAMS.replace("epochs: 2\n  batch", "epochs: 40\n  batch")
 CLUSTER = """
 memory_gb: 1
 poll_seconds: 1
@@ -221,8 +222,7 @@ def training(searched, slurm, tmp_path) -> Iterator[tuple[Path, subprocess.Popen
 
 def test_a_cancelled_job_is_one_sentence_and_done_by_the_next_run(training, local, slurm):
     project, process = training
-    victim = running_jobs(slurm)[0]
-    slurm.ask("scancel", victim)
+    slurm.ask("scancel", *running_jobs(slurm))
     printed = finish(process, check=False)
     assert process.returncode == 1 and "left the queue without a result" in printed and "Traceback" not in printed
     finish(start_training(project, slurm))
