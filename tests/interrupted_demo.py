@@ -151,6 +151,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the moments, the targets and the signals")
     parser.add_argument("--params", type=Path, metavar="FILE", help="in place of the committed params.yaml")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would dvc
     with tempfile.TemporaryDirectory() as home:
         try:
             return 1 if compare_runs(Path(home), options.kills, options.seed, options.params) else 0
