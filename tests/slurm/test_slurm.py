@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from par.files import write_tensors
+from par.steps.lease import OWNER
 from par.steps.store import Store
 from tests.project import PARAMS, STAGES, environment, make_project, run, run_stage
 from tests.slurm.cluster import Slurm
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 PATIENCE = 300.0  # seconds until something is computed, on a busy machine
 # So many epochs that a job in its middle does not end in the seconds in which SLURM is asked to end it.
-LONG = "checkpoint_minutes: 1.0e-9\n" + PARAMS.replace("epochs: 2\n  batch", "epochs: 40\n  batch")
+LONG = "checkpoint_minutes: 1.0e-9\n" + PARAMS.replace("epochs: 2\n  batch", "epochs: 150\n  batch")
 CLUSTER = """
 memory_gb: 1
 poll_seconds: 1
@@ -158,10 +159,26 @@ def running_jobs(slurm: Slurm) -> list[str]:
     return slurm.ask("squeue", "--noheader", "--array", "--states=RUNNING", "--format=%A").split()
 
 
-def is_in_the_middle(project: Path) -> bool:
-    """Whether some steps are done and another has saved itself at the end of an epoch."""
+def job_in_the_middle(project: Path) -> str | None:
+    """The number of a job whose step has saved itself at the end of an epoch, when others are done; None: not yet.
+
+    The lease of the step names the job's process, and the process's environment its job.
+    """
     store = Store(project / ".par/store")
-    return len(list(store.entries())) > 4 and any(store.running())
+    if len(list(store.entries())) > 4:
+        for checkpoint in store.running():
+            with suppress(OSError, AttributeError):  # it has just ended
+                owner = OWNER.fullmatch(store.lease_path(checkpoint.stem).read_text())
+                variables = Path(f"/proc/{owner['process']}/environ").read_text().split("\0")
+                return next(line.partition("=")[2] for line in variables if line.startswith("SLURM_JOB_ID="))
+    return None
+
+
+def victim_of(project: Path) -> str:
+    """The job to disturb: one that has just saved itself, so that it is neither starting nor about to end."""
+    found: list[str] = []
+    wait_until(lambda: found.extend(filter(None, [job_in_the_middle(project)])) or found)
+    return found[0]
 
 
 def test_fill_through_slurm_and_through_local_workers_makes_the_same_store_and_dvc_repro_assembles(slurm, tmp_path):
@@ -210,7 +227,7 @@ def training(searched, slurm, tmp_path) -> Iterator[tuple[Path, subprocess.Popen
     project = shutil.copytree(searched, tmp_path / "project")
     with every_entry_written_once(project):
         process = start_training(project, slurm)
-        wait_until(lambda: is_in_the_middle(project) and running_jobs(slurm), process)
+        wait_until(lambda: job_in_the_middle(project), process)
         try:
             yield project, process
         finally:
@@ -222,16 +239,18 @@ def training(searched, slurm, tmp_path) -> Iterator[tuple[Path, subprocess.Popen
 
 def test_a_cancelled_job_is_one_sentence_and_done_by_the_next_run(training, local, slurm):
     project, process = training
-    slurm.ask("scancel", *running_jobs(slurm))
+    # at once: submitit does not heed SIGTERM, and two seconds later the job may be done
+    slurm.ask("scancel", "--full", "--signal=KILL", victim_of(project))
     printed = finish(process, check=False)
-    assert process.returncode == 1 and "left the queue without a result" in printed and "Traceback" not in printed
+    assert process.returncode == 1 and "left the queue without a result" in printed, printed
+    assert "Traceback" not in printed
     finish(start_training(project, slurm))
     assert_same(project, local)
 
 
 def test_a_requeued_job_goes_on_where_it_was(training, local, slurm):
     project, process = training
-    victim = running_jobs(slurm)[0]
+    victim = victim_of(project)
     slurm.ask("scontrol", "requeue", victim)
     start_now(slurm, victim)
     finish(process)
@@ -254,7 +273,7 @@ def start_now(slurm: Slurm, job: str) -> None:
 def test_a_preempted_job_puts_itself_into_the_queue_again(training, local, slurm):
     """The signal that comes before a preemption or the end of a job's time is submitit's to handle."""
     project, process = training
-    victim = running_jobs(slurm)[0]
+    victim = victim_of(project)
     slurm.ask("scancel", "--signal=USR2", victim, check=False)  # it may be gone before scancel has an answer
     start_now(slurm, victim)
     finish(process)
