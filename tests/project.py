@@ -111,6 +111,16 @@ def run(folder: Path, *command: str, check: bool = True) -> subprocess.Completed
     return done
 
 
+def commit(folder: Path) -> None:
+    """Make the project a repository of git and DVC, with all that is there in its first commit."""
+    run(folder, "git", "init", "-q")
+    run(folder, "git", "config", "user.email", "test@example.com")
+    run(folder, "git", "config", "user.name", "test")
+    run(folder, "dvc", "init", "-q")
+    run(folder, "git", "add", "-A")
+    run(folder, "git", "commit", "-qm", "code")
+
+
 def run_stage(folder: Path, stage: str, stream: str = "tiny", check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run one stage as DVC would."""
     arguments = [] if stage == "tables" else ["--stream", stream]

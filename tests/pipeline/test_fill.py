@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from par.steps.store import Store, read_entry
-from tests.project import PARAMS, REPOSITORY, make_project, run, stages_run
+from tests.project import PARAMS, REPOSITORY, commit, make_project, run, stages_run
 
 FILL = (sys.executable, "-m", "pipeline.fill")
 VARIANTS = "ablation:\n  streams:\n    - tiny\n  variants:\n    - fixed\n    - fine\n"
@@ -25,12 +25,7 @@ def project(tmp_path_factory) -> Path:
     folder = make_project(tmp_path_factory.mktemp("fill"), params=params)
     for name in (".gitignore", ".dvcignore", "cluster.example.yaml"):
         shutil.copy(REPOSITORY / name, folder)
-    run(folder, "git", "init", "-q")
-    run(folder, "git", "config", "user.email", "test@example.com")
-    run(folder, "git", "config", "user.name", "test")
-    run(folder, "dvc", "init", "-q")
-    run(folder, "git", "add", "-A")
-    run(folder, "git", "commit", "-qm", "code")
+    commit(folder)
     return folder
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 from par.files import read_json
 from par.methods import METHODS
 from par.seeding import numpy_generator
-from tests.project import DIGITS, PARAMS, STAGES, environment, make_project, run, run_stage, stages_run
+from tests.project import DIGITS, PARAMS, STAGES, commit, environment, make_project, run, run_stage, stages_run
 
 REPORT = "reports/tiny"
 SMALL = {  # settings that make a method small enough for the tiny stream
@@ -321,12 +321,7 @@ def reproduced(tmp_path_factory) -> Path:
     repository = Path(__file__).resolve().parents[2]
     for name in (".gitignore", ".dvcignore"):
         shutil.copy(repository / name, folder)
-    run(folder, "git", "init", "-q")
-    run(folder, "git", "config", "user.email", "test@example.com")
-    run(folder, "git", "config", "user.name", "test")
-    run(folder, "dvc", "init", "-q")
-    run(folder, "git", "add", "-A")
-    run(folder, "git", "commit", "-qm", "code")
+    commit(folder)
     run(folder, "dvc", "repro")
     run(folder, "git", "add", "-A")
     run(folder, "git", "commit", "-qm", "run")
