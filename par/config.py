@@ -151,10 +151,15 @@ class LearnerSettings:
 
 @dataclass(frozen=True)
 class Ablation:
-    """Where the variants of PAR run (those of ``sweeps`` too), and which others."""
+    """Where the variants of PAR run (those of ``sweeps`` too), and which others.
+
+    Args:
+        seeds: how many of the file's seeds they are run for, the first so many; null: all.
+    """
 
     streams: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
+    seeds: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -307,6 +312,10 @@ class Config:
         if stream not in self.ablation.streams:
             return ()
         return tuple(dict.fromkeys((*self.ablation.variants, *self.sweeps.variants())))
+
+    def seeds_of(self, learner: str) -> tuple[int, ...]:
+        """The seeds that a method or a variant of PAR is run for."""
+        return self.seeds if learner in self.methods else self.seeds[: self.ablation.seeds]
 
     def par_learners(self, stream: str) -> tuple[str, ...]:
         """PAR and its variants on ``stream``; none where PAR is not among the methods, though all are still routed."""

@@ -56,7 +56,7 @@ def _jobs(config: Config, stream: str, variant: str) -> list[SearchJob]:
     settings, (device, precision) = resolve(config, stream, variant), device_and_precision(config)
     numerics = resolve_numerics(config.numerics)
     jobs = []
-    for seed in config.seeds:
+    for seed in config.seeds_of(variant):
         directory = STREAMS / stream / str(seed)
         tasks = load_stream(directory).tasks
         for decision in plan[seed]:

@@ -77,7 +77,7 @@ def jobs_of(config: Config, stream: str, cell: Cell = genotype_found) -> dict[tu
     return {
         (learner, seed): _jobs(settings[learner], stream, seed, config, cell)
         for learner in settings
-        for seed in config.seeds
+        for seed in config.seeds_of(learner)
     }
 
 

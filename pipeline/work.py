@@ -143,7 +143,7 @@ def _outlined_learner(
     routed = [[ChainTask(index)] for index in range(len(tasks))] if is_par else []
     plain = {name: to_plain(value) for name, value in vars(settings).items() if name != "learner"}
     routing = repr(config.routing(learner)) if is_par else None  # JSON has no -inf
-    for seed in config.seeds:
+    for seed in config.seeds_of(learner):
         for chain in plan_chains(settings.method, len(tasks), routed):
             indices = [planned.index for planned in chain]
             images = settings.recipe.epochs * sum(tasks[index].n_train for index in indices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import datetime
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -182,6 +183,12 @@ def test_a_variant_is_the_configuration_with_its_overrides(write):
     assert config.routing("fine").alpha == float("-inf")  # a standard variant needs no definition
     assert config.routing("par") == Routing(config.alpha, config.beta, config.freeze_below, config.distance)
     assert config.variants_on("demo_minus") == ("fixed", "fine") and config.variants_on("demo_plus") == ()
+
+
+def test_variants_can_be_run_for_the_first_seeds_only(write):
+    config = replace(load(write("ablation:\n  seeds: 2\n")), seeds=(4, 2, 7))
+    assert config.seeds_of("par") == config.seeds_of("finetune") == (4, 2, 7) and config.seeds_of("fixed") == (4, 2)
+    assert load(write()).seeds_of("fixed") == (0,)
 
 
 def test_a_sweep_is_a_variant_a_value_and_does_not_follow_the_files_thresholds(write):

@@ -225,9 +225,11 @@ class _Report:
         return [page.Section("Sweeps of alpha and beta", tuple(items))] if items else []
 
     def _swept(self, name: str) -> list[str]:
-        """The variants that sweep the threshold ``name``, and PAR where its other threshold is that of the sweep."""
-        of_sweep = {"alpha": self.config.beta == PAPER_BETA, "beta": self.config.alpha == PAPER_ALPHA}
-        return [*([PAR] if of_sweep[name] else []), *self.config.sweeps.points(name)]
+        """The variants that sweep the threshold ``name``, and PAR where it has the sweep's other threshold and seeds."""
+        points = self.config.sweeps.points(name)
+        of_sweep = {"alpha": self.config.beta == PAPER_BETA, "beta": self.config.alpha == PAPER_ALPHA}[name]
+        same_seeds = all(self.config.seeds_of(PAR) == self.config.seeds_of(point) for point in points)
+        return [*([PAR] if of_sweep and same_seeds else []), *points]
 
     def _coloured_groups(self) -> list[page.Section]:
         items: list[page.Item] = []
