@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -96,7 +96,8 @@ class Slurm:
         self._start("munged", "--foreground", "--force", *(f"--{k}={self.folder / v}" for k, v in files.items()))
         self._wait("munged", lambda: (self.folder / "munge.socket").exists())
         self.start_controller()
-        self.start_node()
+        self._start("slurmd", "-D")
+        self._wait("slurmd", lambda: "idle" in self.ask("sinfo", "--noheader", "--format=%t"))
 
     def start_controller(self) -> None:
         """Start slurmctld, for the first time or again."""
@@ -106,21 +107,6 @@ class Slurm:
     def stop_controller(self) -> None:
         """End slurmctld as a service manager does; jobs go on."""
         self._end("slurmctld")
-
-    def start_node(self) -> None:
-        """Start slurmd, for the first time or again."""
-        self._start("slurmd", "-D")
-        self._wait("slurmd", lambda: "idle" in self.ask("sinfo", "--noheader", "--format=%t"))
-
-    def kill_node(self) -> None:
-        """End slurmd and its jobs as when the node loses its power: nobody tells the controller."""
-        slurmd = self._daemons.pop("slurmd")
-        slurmd.kill()
-        slurmd.wait()
-        for process in self._left():
-            with suppress(psutil.Error):  # it has ended
-                if process.name() == "slurmstepd" or "SLURM_JOB_ID" in process.environ():
-                    process.kill()
 
     def ask(self, *command: str, check: bool = True) -> str:
         """What a command of SLURM prints; one that fails is an error."""

@@ -359,18 +359,3 @@ def test_a_controller_started_again_in_the_middle_is_waited_for(project, local, 
         printed = finish(process)
     assert "Traceback" not in printed
     assert_same(project, local)
-
-
-def test_a_failed_node_gives_its_jobs_to_the_queue(project, local, slurm):
-    node = slurm.ask("sinfo", "--noheader", "--format=%n").strip()
-    with training(project, slurm) as (process, victim):
-        jobs = running_jobs(slurm)
-        slurm.kill_node()
-        victim.mark()
-        slurm.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")  # it would notice in minutes
-        slurm.start_node()
-        for job in jobs:
-            start_now(slurm, job)
-        finish(process)
-    assert victim.went_on_from_the_mark()
-    assert_same(project, local)
