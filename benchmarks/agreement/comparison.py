@@ -24,6 +24,7 @@ LOSSES = (
     "par.methods.lwf",
     "par.methods.ewc",
     "par.methods.hat",
+    "par.methods.cat",
     "par.cells.search",
 )
 
@@ -96,6 +97,8 @@ def recorded(method: type[Method]) -> type[Method]:
         for module in self.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
         self.epochs = []
         self.initial = {name: value.clone() for name, value in self.state_dict().items()}
 

@@ -60,6 +60,9 @@ def import_from(directory: Path, source: str, names: Sequence[str], what: str) -
     last = folder / f"{names[-1].replace('.', '/')}.py"
     if not last.is_file():
         raise SystemExit(f"{directory} holds no {last.relative_to(directory)}; name a checkout of {what}.")
+    own = {name.partition(".")[0] for name in names}  # other checkouts have packages of the same names
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+        del sys.modules[name]
     absent = [name for name in STUBS if name == "turtle" or importlib.util.find_spec(name) is None]
     sys.modules |= {name: mock.MagicMock() for name in absent}
     sys.path.insert(0, str(folder))
