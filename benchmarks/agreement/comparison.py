@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ LOSSES = (
     "par.methods.ewc",
     "par.methods.hat",
     "par.methods.cat",
+    "par.methods.lmc",
+    "par.methods.mntdp_s",
     "par.cells.search",
 )
 
@@ -72,6 +75,19 @@ def in_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@contextmanager
+def precise_steps() -> Iterator[None]:
+    """Inside, ``Tensor.float`` casts to torch's default dtype, and Adam divides by the root plus 1e-3.
+
+    With its own 1e-8 a gradient of that size enlarges its rounding a hundred thousand times.
+    """
+    with ExitStack() as patches:
+        cast = mock.patch.object(torch.Tensor, "float", lambda tensor: tensor.to(torch.get_default_dtype()))
+        patches.enter_context(cast)
+        patches.enter_context(mock.patch("torch.optim.Adam", functools.partial(torch.optim.Adam, eps=1e-3)))
+        yield
+
+
 def batches_of(images: Images, size: int) -> list[tuple[Tensor, Tensor]]:
     """All images in order, not augmented."""
     return [
@@ -85,6 +101,11 @@ class ConvertedImages(Images):
 
     def augmented(self, rows: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
         return super().augmented(rows, drawn).to(torch.get_default_dtype())
+
+    def subset(self, rows: Tensor) -> Images:
+        part = super().subset(rows)
+        part.__class__ = ConvertedImages
+        return part
 
 
 def recorded(method: type[Method]) -> type[Method]:
