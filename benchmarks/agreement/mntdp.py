@@ -358,6 +358,7 @@ def _compare_policy(
 ) -> Iterator[Row]:
     """Steps of Adam on REINFORCE from the same draws and losses; theirs takes means over branchings, ours sums."""
     sampler, generator = wrapper.arch_sampler, torch.Generator().manual_seed(1)
+    torch.manual_seed(2)  # for their draws
     optimizers = torch.optim.Adam(sampler.parameters(), 0.01), torch.optim.Adam([ours.logits], 0.01)
     for step in range(12):
         losses = torch.rand(64, generator=generator)
