@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -76,15 +75,9 @@ def in_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def precise_steps() -> Iterator[None]:
-    """Inside, ``Tensor.float`` casts to torch's default dtype, and Adam divides by the root plus 1e-3.
-
-    With its own 1e-8 a gradient of that size enlarges its rounding a hundred thousand times.
-    """
-    with ExitStack() as patches:
-        cast = mock.patch.object(torch.Tensor, "float", lambda tensor: tensor.to(torch.get_default_dtype()))
-        patches.enter_context(cast)
-        patches.enter_context(mock.patch("torch.optim.Adam", functools.partial(torch.optim.Adam, eps=1e-3)))
+def precise_casts() -> Iterator[None]:
+    """Inside, ``Tensor.float`` casts to torch's default dtype."""
+    with mock.patch.object(torch.Tensor, "float", lambda tensor: tensor.to(torch.get_default_dtype())):
         yield
 
 

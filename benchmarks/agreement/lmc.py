@@ -33,7 +33,7 @@ from benchmarks.agreement.comparison import (
     batches_of,
     in_dtype,
     largest_difference,
-    precise_steps,
+    precise_casts,
     show,
     small_tasks,
 )
@@ -262,7 +262,7 @@ def compare(
     hyper = OURS | {"catch_outliers": catch_outliers, "target": target}
     code = modules.main_transfer
     padded = mock.patch("par.methods.lmc.LocalModule", PaddedModule)
-    with in_dtype(torch.float64), precise_steps(), padded:
+    with in_dtype(torch.float64), precise_casts(), padded:
         ours = RecordedLmc(resolve(Config("agreement", (), (0,), {"lmc": hyper}), "", "lmc"))
         theirs = make_theirs(modules, catch_outliers, target)
         for task in tasks:

@@ -37,7 +37,7 @@ from benchmarks.agreement.comparison import (
     batches_of,
     in_dtype,
     largest_difference,
-    precise_steps,
+    precise_casts,
     show,
     small_tasks,
 )
@@ -254,7 +254,7 @@ def train(code: Any, model: nn.Module, fit: Fit, task: LearningTask) -> float:
 
 def compare_search(modules: SimpleNamespace, tasks: Sequence[LearningTask], connections: str) -> Iterator[Row]:
     """Source, candidates, their training and the choice among them."""
-    with in_dtype(torch.float64), precise_steps(), today(modules), tempfile.TemporaryDirectory() as drawings:
+    with in_dtype(torch.float64), precise_casts(), today(modules), tempfile.TemporaryDirectory() as drawings:
         network = NetworkSettings(width=WIDTH, stem_pool=False)
         config = Config("agreement", (), (0,), {"mntdp_d": {"connections": connections}}, network=network)
         ours, theirs = RecordedMntdpD(resolve(config, "", "mntdp_d")), make_theirs(modules, connections)
@@ -318,7 +318,7 @@ def edges_of(group: Sequence[tuple[Any, ...]], task: int) -> list[tuple[int, int
 def compare_sampler(modules: SimpleNamespace, tasks: Sequence[LearningTask], connections: str) -> Iterator[Row]:
     """Probabilities of the paths, draws, the policy's gradient and its steps; from random logits."""
     part = f"mntdp_s, {connections}, float64"
-    with in_dtype(torch.float64), precise_steps(), today(modules), tempfile.TemporaryDirectory() as drawings:
+    with in_dtype(torch.float64), precise_casts(), today(modules), tempfile.TemporaryDirectory() as drawings:
         theirs = make_theirs(modules, connections)
         model = open_task(theirs, tasks[0])
         model.res.update({nodes: (0, {}, {"value": 1.0}) for nodes in model.models_idx})
