@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.agreement import repository
+from benchmarks.agreement import lmc, mntdp, protected, repository
 from benchmarks.agreement.comparison import (
     ConvertedImages,
     Row,
     in_dtype,
     largest_difference,
+    precise_casts,
     recorded,
     show,
     small_tasks,
@@ -25,8 +27,11 @@ from benchmarks.agreement.protected import everything, old_torch
 from par.cells.expert import Expert
 from par.cells.genotype import DARTS_V1, random_genotype
 from par.cells.supernet import Supernet
+from par.methods.bases.mntdp import FRESH, SOURCE
 from par.methods.finetune import Finetune
+from par.methods.lmc import LocalModule
 from par.settings import resolve
+from tests.methods import modular_cases as cases
 from tests.methods.tasks import CONFIG, RECIPE, images, step, task
 
 SimpleGenotype = namedtuple("SimpleGenotype", "normal reduce")
@@ -137,6 +142,107 @@ def test_code_for_old_torch_runs_without_shuffling_on_the_cpu():
         np.random.shuffle(rows)
         assert torch.autograd.Variable(torch.ones(2).cuda(), volatile=True).tolist() == [1, 1]
     assert rows.tolist() == list(range(50))
+
+
+def test_casts_are_precise_inside():
+    with in_dtype(torch.float64), precise_casts():
+        assert torch.ones(2, dtype=torch.int64).float().dtype == torch.float64
+        converted = ConvertedImages(np.zeros((4, 3, 8, 8), np.uint8), np.arange(4), (0.5,) * 3, (0.25,) * 3)
+        assert converted.subset(torch.tensor([1, 3])).batch(torch.arange(2)).dtype == torch.float64
+    assert torch.ones(1, dtype=torch.int64).float().dtype == torch.float32
+
+
+def checkout(folder, number):
+    (folder / "networks").mkdir(parents=True)
+    (folder / "networks/one.py").write_text(f"from absent.package import anything\nimport helper\nNUMBER = {number}\n")
+    return folder
+
+
+def test_modules_of_two_checkouts_with_the_same_names_are_told_apart(tmp_path):
+    first, second = (checkout(tmp_path / str(number), number) for number in (1, 2))
+    stubs, stand_ins = ("absent", "absent.package"), {"helper": SimpleNamespace(answer=42)}
+    found = [
+        repository.import_from(folder, ".", ("networks.one",), "a/b", stubs, stand_ins) for folder in (first, second)
+    ]
+    assert [modules.one.NUMBER for modules in found] == [1, 2] and found[0].one.helper.answer == 42
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("helper")
+    with pytest.raises(ModuleNotFoundError, match="absent"):
+        repository.import_from(checkout(tmp_path / "3", 3), ".", ("networks.one",), "a/b", (), stand_ins)
+
+
+def test_a_recorded_learner_has_no_dropout_in_its_attention():
+    config = dataclasses.replace(CONFIG, methods={"cat": {"width": 20}})
+    learner = recorded(protected.DeclaredCat)(resolve(config, "", "cat"))
+    for number in range(3):
+        learner.learn(task(number), step(number, dataclasses.replace(RECIPE, epochs=1)))
+    assert set(learner.attentions) == {"2"} and learner.tasks[2]["path"] == "both"  # both heads are kept
+    assert learner.attentions["2"].attention.dropout == learner.attentions["2"].dropout.p == 0.0
+
+
+def test_a_module_padded_as_theirs_has_their_sizes():
+    padded, ours = lmc.PaddedModule(3, 4), LocalModule(3, 4)
+    padded.load_state_dict(ours.state_dict())
+    inputs = torch.randn(2, 3, 32, 32)
+    for module in (padded, ours):
+        outputs, losses = module(inputs, through=False)
+        assert outputs.shape == (2, 4, 16, 16) and losses.shape == (2,)
+        assert module.structural(outputs).shape == inputs.shape
+    assert not torch.allclose(padded(inputs, False)[1], ours(inputs, False)[1])
+
+
+def test_phases_of_lmc_are_recorded():
+    hyper = {"channels": 4, "projection_epochs": 1}
+    learner = lmc.RecordedLmc(resolve(dataclasses.replace(cases.CONFIG, methods={"lmc": hyper}), "", "lmc"))
+    one = dataclasses.replace(cases.QUICK, epochs=1)
+    learner.learn(cases.task(0, 32), step(0, one))
+    assert len(learner.phases) == 1
+    learner.learn(cases.task(1, 32), step(1, one))
+    assert learner.tasks[1]["fresh"] == [1, 2] and set(learner.found) == {0, 1, 2, 3}
+    assert [set(phase.before.parts["1"].blocks) for phase in learner.phases] == [{"1"}, {"1", "2"}, {"1", "2"}]
+    for phase in learner.phases:
+        assert len(phase.batches) == 3 and phase.batches[0][0].is_contiguous()
+        weights = [learner.parts["1"].blocks["1"].functional[0].weight for learner in (phase.before, phase.after)]
+        assert not torch.equal(*weights)
+
+
+def test_candidates_of_mntdp_are_recorded():
+    learner = mntdp.RecordedMntdpD(resolve(cases.CONFIG, "", "mntdp_d"))
+    one = dataclasses.replace(cases.QUICK, epochs=1)
+    for number in (0, 1):
+        learner.learn(cases.task(number), step(number, one))
+    assert [fit.path for fit in learner.fits] == [(SOURCE,) * cut + (FRESH,) * (7 - cut) for cut in range(7, -1, -1)]
+    nothing, *others = learner.fits
+    assert not nothing.before and not nothing.batches
+    for fit in others:
+        assert len(fit.batches) == 3 and fit.before.keys() == fit.after.keys()
+        assert not torch.equal(fit.before["head.weight"], fit.after["head.weight"])
+    assert max(fit.accuracy for fit in learner.fits) == pytest.approx(cases.accuracy(learner, 1))
+
+
+def test_blocks_of_theirs_are_paired_with_ours():
+    learner = cases.grown("mntdp_d", [{"path": [0] * 7}, {"path": [0, 0, 0, 0, 0, 1, 1]}])
+    state = {name: value.clone() for name, value in learner.own(1).state_dict().items()}
+    theirs = torch.nn.Sequential()
+    for depth in range(7):
+        theirs.append(mntdp.Block(activation=True))
+        theirs.append(learner.block(depth, 1 if depth > 4 else 0))
+    pairs = mntdp.block_pairs(theirs, state, (SOURCE,) * 5 + (FRESH,) * 2)
+    assert len(pairs) == 2 * 5 + 2 and all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_choices_and_edges_of_their_graphs():
+    taken = [(1, "INs"), (1, "INs", 0), (0, 0), (0, 1, "w"), (0, 1), (1, 2, 0, "f"), (1, 2), (1, 3, 0, "b"), (0, 3)]
+    assert mntdp.choices_of([*taken, (0, 4, "w"), (1, "OUT", 0)], 1) == (SOURCE, FRESH, FRESH, SOURCE)
+    assert mntdp.edges_of([(1, "INs", 0), (1, "INs", 1)], 1) == [(0, SOURCE, SOURCE), (0, SOURCE, FRESH)]
+    assert mntdp.edges_of([(0, 3, "w"), (1, 3, 0, "f")], 1) == [(2, SOURCE, SOURCE), (2, SOURCE, FRESH)]
+    assert mntdp.edges_of([(1, 3, "w"), (1, 3, 0, "b")], 1) == [(3, FRESH, FRESH), (3, FRESH, SOURCE)]
+
+
+def test_blocks_in_the_place_of_theirs_add():
+    terms = [torch.tensor([-3.0, 1.0]), torch.tensor([1.0, 1.0])]
+    assert mntdp.Block(True)(terms).tolist() == [0, 2] and mntdp.Block()(terms).tolist() == [-2, 2]
+    assert mntdp.PassingBlock()(terms[0]).tolist() == [-3, 1]
 
 
 def test_the_worth_of_a_genotype():

@@ -24,6 +24,9 @@ LOSSES = (
     "par.methods.lwf",
     "par.methods.ewc",
     "par.methods.hat",
+    "par.methods.cat",
+    "par.methods.lmc",
+    "par.methods.mntdp_s",
     "par.cells.search",
 )
 
@@ -71,6 +74,13 @@ def in_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@contextmanager
+def precise_casts() -> Iterator[None]:
+    """Inside, ``Tensor.float`` casts to torch's default dtype."""
+    with mock.patch.object(torch.Tensor, "float", lambda tensor: tensor.to(torch.get_default_dtype())):
+        yield
+
+
 def batches_of(images: Images, size: int) -> list[tuple[Tensor, Tensor]]:
     """All images in order, not augmented."""
     return [
@@ -85,6 +95,11 @@ class ConvertedImages(Images):
     def augmented(self, rows: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
         return super().augmented(rows, drawn).to(torch.get_default_dtype())
 
+    def subset(self, rows: Tensor) -> Images:
+        part = super().subset(rows)
+        part.__class__ = ConvertedImages
+        return part
+
 
 def recorded(method: type[Method]) -> type[Method]:
     """A learner of ``method`` in torch's default dtype, without dropout, that keeps what it began a task with and
@@ -96,6 +111,8 @@ def recorded(method: type[Method]) -> type[Method]:
         for module in self.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
         self.epochs = []
         self.initial = {name: value.clone() for name, value in self.state_dict().items()}
 
