@@ -1,5 +1,5 @@
-"""Finetune, Independent, LwF, EWC, MAS and PNN beside the versions of PAR's authors: `python -m benchmarks.agreement.baselines
---repository DIR --data DIR`.
+"""Finetune, Independent, LwF, EWC, MAS and PNN beside the versions of PAR's authors:
+`python -m benchmarks.agreement.baselines --repository DIR --data DIR`.
 
 As :mod:`benchmarks.agreement.par`: their code runs from a checkout of github.com/WenjinW/PAR, both sides in float64
 with our images, initial weights and batches. Tasks of CIFAR100-10 at 16 pixels on the light ResNet18. What of

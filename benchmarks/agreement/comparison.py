@@ -120,6 +120,17 @@ def recorded(method: type[Method]) -> type[Method]:
 
 
 @contextmanager
+def as_it_began(ours: nn.Module) -> Iterator[None]:
+    """Inside, a recorded learner or search of ours is what it was (``initial``) before it was trained last."""
+    after = {name: value.clone() for name, value in ours.state_dict().items()}
+    ours.load_state_dict(ours.initial)
+    try:
+        yield
+    finally:
+        ours.load_state_dict(after)
+
+
+@contextmanager
 def last_epoch_stays() -> Iterator[None]:
     """Inside, our training loop finds every epoch better than the one before, so that it keeps the last weights."""
     accuracies = itertools.count(1)

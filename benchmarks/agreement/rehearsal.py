@@ -1,9 +1,9 @@
 """ER and A-GEM beside Avalanche's: `python -m benchmarks.agreement.rehearsal --data DIR`.
 
-As :mod:`benchmarks.agreement.par`: avalanche-lib 0.6.0, installed beside this project, trains with its own loop, loaders,
-plugins and heads, on our light ResNet18, in float64. Our side learns a task first; its initial weights, the order of
-its batches, the images that it draws from the memory and the random numbers that choose what the memory keeps are
-handed to theirs. Three tasks of CIFAR100-10 at 16 pixels.
+As :mod:`benchmarks.agreement.par`: avalanche-lib 0.6.0, installed beside this project, trains with its own loop,
+loaders, plugins and heads, on our light ResNet18, in float64. Our side learns a task first; its initial weights, the
+order of its batches, the images that it draws from the memory and the random numbers that choose what the memory keeps
+are handed to theirs. Three tasks of CIFAR100-10 at 16 pixels.
 
 Set aside for A-GEM, and shown without that (docs/agreement.md): theirs takes the gradient of the memory before that of
 the batch, so that running statistics move in the other order, and moves no old heads under torch 2.
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from benchmarks.agreement.comparison import (
     Row,
+    as_it_began,
     in_dtype,
     largest_difference,
     last_epoch_stays,
@@ -83,7 +84,7 @@ CASES = (
 
 
 class ExactImages(Images):
-    """Images normalised in torch's default dtype, so that the memory and a task give the same image by the same bits."""
+    """Images normalised in torch's default dtype: the memory and a task give the same image by the same bits."""
 
     def augmented(self, rows: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
         assert not self.augment
@@ -116,7 +117,7 @@ class Places:
 
 
 def with_places(method: type[Any], places: Places, chances: Sequence[Tensor]) -> type[Any]:
-    """A recorded learner of ``method`` that keeps which images its steps saw (``steps``: for each epoch, for each batch,
+    """A recorded learner of ``method`` that keeps which images its steps saw (``steps``: for each epoch and batch,
     places), and whose memory keeps images by ``chances``: of each task's images a random number, the largest stay."""
 
     def start_task(self, task: LearningTask, step: Step) -> None:
@@ -312,12 +313,10 @@ def learn_theirs(modules: SimpleNamespace, strategy: Any, ours: Any, experience:
 
     class Begin(modules.plugins.SupervisedPlugin):
         def before_training_exp(self, strategy: Any, **_: Any) -> None:
-            after = {name: value.clone() for name, value in ours.state_dict().items()}
-            ours.load_state_dict(ours.initial)
-            for part, pairs in state_pairs(strategy.model, ours).items():
-                for theirs, own in pairs if not number or part == f"head {number}" else ():
-                    theirs.copy_(own.detach())
-            ours.load_state_dict(after)
+            with as_it_began(ours):
+                for part, pairs in state_pairs(strategy.model, ours).items():
+                    for theirs, own in pairs if not number or part == f"head {number}" else ():
+                        theirs.copy_(own.detach())
 
     strategy.plugins.append(begin := Begin())
     strategy.train(experience, reset_optimizer_state=True)
