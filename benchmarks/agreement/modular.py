@@ -145,15 +145,15 @@ def _states(pairs: Sequence[tuple[nn.Module, nn.Module]]) -> list[tuple[Tensor, 
 
 def search_pairs(network: Any, search: Search, task: int) -> dict[str, list[tuple[Tensor, Tensor]]]:
     """Choices, new kernels and adapters, and the rest of what their search and ours change; can be copied into."""
-    pairs: dict[str, list[tuple[Tensor, Tensor]]] = {"choices": [], "kernels": []}
+    pairs: dict[str, list[tuple[Tensor, Tensor]]] = {"choices": [], "new kernels": []}
     for name, module in search.trunk.named_modules():
         if isinstance(module, MixedConv):
             layer = Layer(network, name)
             pairs["choices"].append((layer.alpha.detach(), module.alpha))
-            pairs["kernels"].append((layer.kernels[-1][0].weight.detach(), module.conv.weight))
+            pairs["new kernels"].append((layer.kernels[-1][0].weight.detach(), module.conv.weight))
             adapters = [kernels[-1].weight.detach() for kernels in layer.kernels[:-1]]
-            pairs["kernels"] += zip(adapters, module.corrections, strict=True)
-    pairs["rest"] = _states([*norms(network, search.trunk, task), (network.fc[task], search.head)])
+            pairs["new kernels"] += zip(adapters, module.corrections, strict=True)
+    pairs["norms and head"] = _states([*norms(network, search.trunk, task), (network.fc[task], search.head)])
     return pairs
 
 
@@ -288,49 +288,64 @@ def learn_to_grow_theirs(modules: Any, approach: Any, ours: Any, task: LearningT
 
 
 def compare_learn_to_grow(
-    modules: SimpleNamespace, tasks: Sequence[LearningTask], aside: Sequence[str] = QUIRKS
+    modules: SimpleNamespace, tasks: Sequence[LearningTask], left: str | None = None
 ) -> Iterator[Row]:
-    """What the search found, which options were taken, and the weights of the task."""
-    left = [quirk for quirk in QUIRKS if quirk not in aside]
-    with (
-        in_dtype(torch.float64),
-        last_epoch_stays(),
-        mock.patch.object(par.methods.learn_to_grow, "Search", RecordedSearch),
-    ):
-        approach = make_learn_to_grow(modules, RECIPE, len(tasks))
-        network, ours = (
-            approach.model,
-            recorded(LearnToGrow)(
-                resolve(Config("agreement", (), (0,), {"learn_to_grow": SEARCH}), "", "learn_to_grow")
-            ),
-        )
-        names = list(convolutions(build_network(ours.settings.network)))
+    """What the search found, which options were taken, and the weights of the task.
+
+    Args:
+        left: one of ``QUIRKS`` that is not set aside; then the last task is shown, without a judgement.
+    """
+    aside = [quirk for quirk in QUIRKS if quirk != left]
+    settings = resolve(Config("agreement", (), (0,), {"learn_to_grow": SEARCH}), "", "learn_to_grow")
+    with ExitStack() as patches:
+        patches.enter_context(in_dtype(torch.float64))
+        patches.enter_context(last_epoch_stays())
+        patches.enter_context(mock.patch.object(par.methods.learn_to_grow, "Search", RecordedSearch))
+        approach, ours = make_learn_to_grow(modules, RECIPE, len(tasks)), recorded(LearnToGrow)(settings)
         for task in tasks:
             ours.learn(task, Step(RECIPE, f"agreement/{task.id}"))
-            counts = {name: len(Layer(network, name).kernels) if task.id else 0 for name in names}
+            counts = {name: len(Layer(approach.model, name).kernels) for name in layer_names(ours)} if task.id else {}
             found = learn_to_grow_theirs(modules, approach, ours, task, aside)
-            part = f"learn_to_grow, {f'with their {left[0]}, ' if left else ''}task {task.id}, float64"
-            allowed = None if left and task.id else 1e-9
-            for what, difference in found.items():
-                steps = sum(map(len, RecordedSearch.last.epochs))
-                yield Row(part, f"{what} after {steps} steps of the search", difference, allowed)
-            taken = {
-                layer.name: [ADAPT, base] if option else [NEW, 0] if base == counts[layer.name] else [REUSE, base]
-                for layer, base, option in chosen_kernels(network, approach.archis[task.id])
-            }
-            own = dict(zip(names, ours.tasks[-1]["choices"], strict=True))
-            kinds = [kind for kind, _ in own.values()]
-            tally = ", ".join(f"{kinds.count(kind)} {kind}" for kind in (REUSE, ADAPT, NEW))
-            other = sum(taken[name] != list(own[name]) for name in names)
-            yield Row(part, f"choices ({tally}) that differ", float(other), 0.0 if allowed else None)
-            if not other:
-                chosen = dict(chosen_modules(network, approach.archis[task.id]))
-                difference = largest_difference(task_pairs(network, ours, task.id, chosen))
-                yield Row(part, f"weights and statistics, {sum(map(len, ours.epochs))} steps", difference, allowed)
+            if left is None or task is tasks[-1]:
+                part = f"learn_to_grow, {f'their {left}, ' if left else ''}task {task.id}, float64"
+                for what, difference, allowed in judged(approach, ours, task, counts, found):
+                    yield Row(part, what, difference, None if left else allowed)
             if "old adapters" in aside:
-                for name in names:
-                    for kernels in Layer(network, name).kernels:
+                for name in layer_names(ours):
+                    for kernels in Layer(approach.model, name).kernels:
                         del kernels[1:]
+
+
+def layer_names(ours: LearnToGrow) -> list[str]:
+    """The layers that have a choice."""
+    return list(convolutions(build_network(ours.settings.network)))
+
+
+def judged(
+    approach: Any, ours: LearnToGrow, task: LearningTask, counts: Mapping[str, int], found: Mapping[str, float]
+) -> Iterator[tuple[str, float, float]]:
+    """What is compared after a task, the difference, how large it may be.
+
+    Args:
+        counts: by layer, kernels before the task.
+        found: differences after the search.
+    """
+    if found:
+        steps = sum(map(len, RecordedSearch.last.epochs))
+        for what, difference in found.items():
+            yield f"{what}, {steps} steps of the search", difference, 1e-9
+    network, architecture, names = approach.model, approach.archis[task.id], layer_names(ours)
+    own = dict(zip(names, map(list, ours.tasks[-1]["choices"]), strict=True))
+    taken = {
+        layer.name: [ADAPT, base] if option else [NEW, 0] if base == counts.get(layer.name, 0) else [REUSE, base]
+        for layer, base, option in chosen_kernels(network, architecture)
+    }
+    tally = ", ".join(f"{sum(kind == one for one, _ in own.values())} {kind}" for kind in (REUSE, ADAPT, NEW))
+    other = sum(taken[name] != own[name] for name in names)
+    yield f"options taken ({tally}) that differ", float(other), 0.0
+    if not other:
+        difference = largest_difference(task_pairs(network, ours, task.id, dict(chosen_modules(network, architecture))))
+        yield f"weights and statistics, {sum(map(len, ours.epochs))} steps", difference, 1e-9
 
 
 class RecordedSoftGating(SoftGating):
@@ -468,8 +483,7 @@ def main() -> None:
             modules, tasks = repository.load(options.repository), small_tasks(stream, (N_IMAGES,) * N_TASKS, step=2)
             rows.append(compare_learn_to_grow(modules, tasks))
             for quirk in QUIRKS:
-                aside = [other for other in QUIRKS if other != quirk]
-                rows.append(compare_learn_to_grow(modules, tasks[: 3 if quirk == "old adapters" else 2], aside))
+                rows.append(compare_learn_to_grow(modules, tasks[: 3 if quirk == "old adapters" else 2], quirk))
         if options.lmc is not None:
             print(f"oleksost/LMC at {repository.commit(options.lmc)}")
             rows.append(compare_soft_gating(load_lmc(options.lmc), small_tasks(stream, (2 * N_IMAGES,) * N_TASKS)))
