@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import namedtuple
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -278,6 +279,20 @@ def test_the_gradient_of_the_memory_comes_after_that_of_the_batch():
     plugin.after_backward(strategy)
     gradient, reference = plugin.seen
     assert gradient.tolist() == [[1, 1]] and reference.tolist() != [[0, 0]]
+
+
+def test_accuracies_are_of_the_classes_of_each_task_and_chance_before_it():
+    images = [
+        ExactImages(np.zeros((4, 3, 4, 4), np.uint8), np.array([1, 1, 0, 3]), (0.5,) * 3, (0.25,) * 3) for _ in range(3)
+    ]
+
+    def network(pixels, tasks):
+        logits = torch.zeros(len(pixels), 30)
+        logits[:, 11] = 1.0  # class 1 of task 1
+        logits[:, 9] = 2.0  # class 9 of task 0
+        return logits
+
+    assert rehearsal.accuracies(partial(rehearsal.logits_of, network), images, 1) == [0.0, 0.5, 0.1]
 
 
 def test_avalanche_is_asked_for(monkeypatch):

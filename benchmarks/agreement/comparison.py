@@ -145,14 +145,16 @@ def small_tasks(
     every ``step``-th pixel, as images of a ``kind``."""
     tasks = []
     for task, count in zip(stream.tasks, counts, strict=False):
-        splits = []
-        for name, size in (("train", count), ("valid", 50)):
-            split = task.split(name)
-            rows = np.arange(len(split.labels)).reshape(task.n_classes, -1).T.ravel()[:size]
-            pixels = split.images[rows][:, :, ::step, ::step]
-            splits.append(kind(pixels, split.labels[rows], task.mean, task.std))
+        splits = [small_split(task, name, size, step, kind) for name, size in (("train", count), ("valid", 50))]
         tasks.append(LearningTask(task.index, task.n_classes, *splits))
     return tasks
+
+
+def small_split(task: Any, name: str, size: int, step: int, kind: type[Images]) -> Images:
+    """So many images of a task's split, as many of each class, of which every ``step``-th pixel."""
+    split = task.split(name)
+    rows = np.arange(len(split.labels)).reshape(task.n_classes, -1).T.ravel()[:size]
+    return kind(split.images[rows][:, :, ::step, ::step], split.labels[rows], task.mean, task.std)
 
 
 def show(rows: Iterable[Row]) -> int:

@@ -5,6 +5,8 @@ loaders, plugins and heads, on our light ResNet18, in float64. Our side learns a
 order of its batches, the images that it draws from the memory and the random numbers that choose what the memory keeps
 are handed to theirs. Three tasks of CIFAR100-10 at 16 pixels.
 
+With ``--seeds`` each side then runs by itself, with its own initial weights and draws: AP and AF of both.
+
 Set aside for A-GEM, and shown without that (docs/agreement.md): theirs takes the gradient of the memory before that of
 the batch, so that running statistics move in the other order, and moves no old heads under torch 2.
 """
@@ -22,6 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,12 +42,15 @@ from benchmarks.agreement.comparison import (
     last_epoch_stays,
     recorded,
     show,
+    small_split,
     small_tasks,
 )
-from par.config import Config, Recipe
+from par import metrics
+from par.config import Config, LearnerSettings, Recipe
 from par.methods import load_method
 from par.methods.bases.memory import Recall
 from par.methods.bases.method import LearningTask, Step
+from par.networks import build_network
 from par.settings import resolve
 from par.streams import build_stream, load_stream
 from par.training import trainer
@@ -81,6 +87,22 @@ CASES = (
     Case("agem", {}, PLAIN, "order and old heads as ours"),
     Case("agem", {}, PLAIN, "their order", our_order=False),  # of the last task
     Case("agem", {}, PLAIN, "their old heads", our_heads=False),
+)
+
+
+# each side by itself: images to learn a task from and to test it with
+N_ALONE, N_TESTED = 320, 500
+ALONE = (
+    Case("er", {"mode": "ring"}, recipe(weight_decay=1e-3, epochs=6), "ring"),
+    Case("er", {"mode": "reservoir"}, recipe(weight_decay=1e-3, epochs=6), "reservoir"),
+    Case(
+        "agem",
+        {},
+        recipe(momentum=0.0, weight_decay=0.0, learning_rate=0.03, epochs=6),
+        "theirs as it is",
+        False,
+        False,
+    ),
 )
 
 
@@ -199,11 +221,17 @@ def replayed(places: Places, ours: Any, chances: Sequence[Tensor], joined: bool)
         rows.sort(key=lambda row: (ours.tasks[-1]["task"], row) not in kept)
 
     with ExitStack() as patches:
-        patches.enter_context(redirect_stdout(io.StringIO()))
-        patches.enter_context(warnings.catch_warnings(action="ignore", category=DeprecationWarning))
+        patches.enter_context(quiet())
         patches.enter_context(mock.patch.object(loader, "_make_sampler", Replay(places, ours.steps, joined).sampler))
         patches.enter_context(mock.patch.object(storage, "update_from_dataset", by_chances))
         patches.enter_context(mock.patch.object(random, "shuffle", kept_first))
+        yield
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, theirs prints nothing."""
+    with redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True):  # its own filter lets them through
         yield
 
 
@@ -255,6 +283,12 @@ def make_experiences(modules: SimpleNamespace, tasks: Sequence[LearningTask]) ->
     numbers = [task.id for task in tasks]
     scenario = modules.benchmarks.tensors_benchmark(train_tensors=pairs, test_tensors=pairs, task_labels=numbers)
     return list(scenario.train_stream)
+
+
+def case_settings(case: Case) -> LearnerSettings:
+    """The settings of our side."""
+    hyper = {case.method: {"per_class": PER_CLASS, **case.hyper}}
+    return resolve(Config("agreement", (), (0,), hyper), "", case.method)
 
 
 def make_plugin(modules: SimpleNamespace, case: Case) -> tuple[Any, Callable[[int], None]]:
@@ -332,10 +366,7 @@ def compare(modules: SimpleNamespace, case: Case, tasks: Sequence[LearningTask])
         patches.enter_context(last_epoch_stays())
         places = Places(tasks)
         chances = [torch.rand(len(task.train), generator=torch.Generator().manual_seed(task.id)) for task in tasks]
-        settings = resolve(
-            Config("agreement", (), (0,), {case.method: {"per_class": PER_CLASS, **case.hyper}}), "", case.method
-        )
-        ours = with_places(load_method(case.method), places, chances)(settings)
+        ours = with_places(load_method(case.method), places, chances)(case_settings(case))
         plugin, room = make_plugin(modules, case)
         strategy = None
         as_theirs = not (case.our_order and case.our_heads)
@@ -368,6 +399,59 @@ def compare_states(network: Any, ours: Any, case: Case) -> Iterator[Row]:
     yield Row(part, "statistics", largest_difference(statistics), 1e-9 if same_statistics else None)
 
 
+def compare_accuracies(
+    modules: SimpleNamespace, case: Case, tasks: Sequence[LearningTask], tests: Sequence[Images], n_seeds: int
+) -> Iterator[Row]:
+    """AP and AF of both, each by itself: how far their means over the seeds are apart, in units of 1.
+
+    Two standard errors of the difference are allowed.
+    """
+    found: dict[str, list[list[float]]] = {"here": [], "theirs": []}
+    with last_epoch_stays():
+        for seed in range(n_seeds):
+            ours = load_method(case.method)(case_settings(case))
+            torch.manual_seed(seed)
+            random.seed(seed)
+            plugin, room = make_plugin(modules, case)
+            strategy = make_strategy(modules, case, build_network(ours.settings.network), plugin)
+            rows: dict[str, list[list[float]]] = {"here": [], "theirs": []}
+            for task, experience in zip(tasks, make_experiences(modules, tasks), strict=True):
+                ours.learn(task, Step(case.recipe, f"agreement/{seed}/{task.id}"))
+                room(task.id + 1)
+                with quiet():
+                    strategy.train(experience, reset_optimizer_state=True)
+                strategy.model.eval()
+                rows["here"].append(accuracies(ours.logits, tests, task.id))
+                rows["theirs"].append(accuracies(partial(logits_of, strategy.model), tests, task.id))
+            for side, matrix in rows.items():
+                found[side].append(
+                    [metrics.average_accuracy(np.array(matrix)), metrics.average_forgetting(np.array(matrix))]
+                )
+    values = {side: np.array(each) for side, each in found.items()}
+    errors = np.sqrt(sum(each.var(axis=0, ddof=1) / n_seeds for each in values.values()))
+    means = {side: each.mean(axis=0) for side, each in values.items()}
+    for number, name in enumerate(("AP", "AF")):
+        own, theirs, error = means["here"][number], means["theirs"][number], errors[number]
+        what = f"{name} of {n_seeds} seeds, {own:.3f} here and {theirs:.3f} (standard error {error:.3f})"
+        yield Row(f"{case.method}, {case.what}, each by itself", what, abs(own - theirs), 2 * error)
+
+
+def accuracies(logits: Callable[[Tensor, int], Tensor], tests: Sequence[Images], last: int) -> list[float]:
+    """Accuracy on every task; chance on those after ``last``."""
+    row = [1 / N_CLASSES] * len(tests)
+    for number, images in enumerate(tests[: last + 1]):
+        with torch.no_grad():
+            predicted = logits(images.batch(torch.arange(len(images))), number).argmax(dim=1)
+        row[number] = float((predicted == images.labels).double().mean())
+    return row
+
+
+def logits_of(network: nn.Module, images: Tensor, task: int) -> Tensor:
+    """Of one of their networks, for the classes of a task."""
+    every = network(images, torch.full((len(images),), task))
+    return every[:, N_CLASSES * task : N_CLASSES * (task + 1)]
+
+
 def make_strategy(modules: SimpleNamespace, case: Case, trunk: nn.Module, plugin: Any) -> Any:
     """Their loop around a trunk of ours."""
     network = make_network(modules, trunk.to(memory_format=torch.contiguous_format))  # theirs flattens gradients
@@ -378,7 +462,7 @@ def make_strategy(modules: SimpleNamespace, case: Case, trunk: nn.Module, plugin
         model=network,
         optimizer=kind(network.parameters(), **options),
         train_mb_size=BATCH,
-        train_epochs=EPOCHS,
+        train_epochs=case.recipe.epochs,
         plugins=[plugin],
         evaluator=None,
     )
@@ -392,15 +476,24 @@ def buffers(plugin: Any) -> list[Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100")
+    parser.add_argument("--seeds", type=int, default=0, help="also runs of each side by itself: 3 minutes a seed")
     options = parser.parse_args()
+    if options.seeds == 1:
+        parser.error("--seeds 1 has no standard error; give at least 2.")
     torch.set_num_threads(1)
     modules = load()
     print(f"avalanche-lib 0.6.0, torch {torch.__version__}, numpy {np.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         build_stream("cifar100_10", 0, options.data, folder)
         with in_dtype(torch.float64):
-            tasks = small_tasks(load_stream(folder), (N_IMAGES,) * N_TASKS, step=2, kind=ExactImages)
-        differing = show(row for case in CASES for row in compare(modules, case, tasks))
+            stream = load_stream(folder)
+            tasks = small_tasks(stream, (N_IMAGES,) * N_TASKS, step=2, kind=ExactImages)
+        rows = [compare(modules, case, tasks) for case in CASES]
+        if options.seeds:
+            tasks = small_tasks(stream, (N_ALONE,) * N_TASKS, step=2, kind=ExactImages)
+            tests = [small_split(task, "test", N_TESTED, 2, ExactImages) for task in stream.tasks[:N_TASKS]]
+            rows += [compare_accuracies(modules, case, tasks, tests, options.seeds) for case in ALONE]
+        differing = show(itertools.chain.from_iterable(rows))
     raise SystemExit(f"{differing} comparisons differ" if differing else 0)
 
 
