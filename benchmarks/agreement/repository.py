@@ -39,6 +39,10 @@ MODULES = (
     "approaches.lwf",
     "models.resnet_pn",
     "approaches.progressive",
+    "models.individual_model",
+    "approaches.individual",
+    "models.resnet_ltg",
+    "approaches.ltg",
 )
 
 
