@@ -51,7 +51,7 @@ def measure_workers() -> None:
 
 
 def measure_full() -> None:
-    config, store = _built("demo_long", tuple(range(20)), SINGLE, 1), Store("store")
+    config, store = _built("demo_long", tuple(range(30)), SINGLE, 1), Store("store")
     os.fsync = lambda handle: None  # type: ignore[assignment]  # of files that nobody will miss
     for chains in train.jobs_of(config, "demo_long").values():
         for job in chains:

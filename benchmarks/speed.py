@@ -6,7 +6,7 @@ cells distance.
 - loop: `trainer.fit` against a bare PyTorch loop with the same network, batches, layout and optimiser (goal: 0.97).
 - input: augmented, normalised images a second on one thread (goal: 25,000).
 - workers: two jobs side by side on one thread each against the same two one after the other on two (goal: 1.05).
-- memory: resident memory of a learner over the 30 tasks of demo_long (goal: flat within 2%).
+- memory: resident memory of a learner over the 20 tasks of demo_long (goal: flat within 2%).
 - checkpoints: processor time of a step of the demo that saves itself every five minutes, or at the end of every epoch,
   against one that never does (goal: 1.01 at the default, five minutes).
 - cells, distance: `benchmarks/cells.py` (goals: 1.5 and 1.7) and `benchmarks/distance.py` (goal: 40).

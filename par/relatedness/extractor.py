@@ -10,6 +10,7 @@ import logging
 import shutil
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ class Extractor:
         Returns:
             float32 ``[n, 512]`` (ResNet18) or ``[n, 1280]`` (EfficientNet-Lite0).
         """
-        return np.concatenate(list(self._batches(images)))
+        return np.concatenate([self.of_batch(batch) for batch in self.batches(images)])
 
     def describe(self) -> dict[str, Any]:
         """What the features file, MLflow and the reports record about the extractor."""
@@ -73,20 +74,26 @@ class Extractor:
             "image_size": self.image_size,
         }
 
-    def _batches(self, images: np.ndarray) -> Iterator[np.ndarray]:
-        """Features of consecutive batches."""
+    def batches(self, images: np.ndarray) -> Iterator[np.ndarray]:
+        """Consecutive parts of ``images`` that are put through the network at once."""
+        return (images[start : start + self.batch_size] for start in range(0, len(images), self.batch_size))
+
+    def of_batch(self, images: np.ndarray) -> np.ndarray:
+        """Features of one batch.
+
+        Raises:
+            ConfigError: the batch does not fit into a card's memory.
+        """
         import torch
 
-        for start in range(0, len(images), self.batch_size):
-            batch = images[start : start + self.batch_size]
-            try:
-                yield self._forward(batch)
-            except torch.OutOfMemoryError:
-                pixels = batch.shape[2] if self.image_size is None else self.image_size
-                raise ConfigError(
-                    f"extractor.batch_size = {self.batch_size} images of {pixels} pixels do not fit into the memory of "
-                    f"{self.mean.device}; lower it, or let no other process use the card."
-                ) from None
+        try:
+            return self._forward(images)
+        except torch.OutOfMemoryError:
+            pixels = images.shape[2] if self.image_size is None else self.image_size
+            raise ConfigError(
+                f"extractor.batch_size = {self.batch_size} images of {pixels} pixels do not fit into the memory of "
+                f"{self.mean.device}; lower it, or let no other process use the card."
+            ) from None
 
     def _forward(self, images: np.ndarray) -> np.ndarray:
         """Features of one batch."""
@@ -142,26 +149,36 @@ def extract_stream(
     extractor: Extractor,
     splits: Iterable[str],
     progress: Callable[[int], Any] = lambda images_done: None,
+    n_threads: int = 1,
 ) -> dict[str, np.ndarray]:
     """Features and labels of every task of a stream.
 
     Args:
         splits: names among ``train``, ``valid`` and ``test``; the test split has no part in routing.
         progress: called with the number of images of every finished batch, e.g. ``tqdm(...).update``.
+        n_threads: batches that are put through the network at a time, each on one thread of torch's, so that sums have
+            one order whatever their number.
 
     Returns:
         ``"<task>/<split>/features"`` float32 ``[n, d]`` and ``"<task>/<split>/labels"`` int64 ``[n]``.
     """
-    arrays = {}
-    for task in stream.tasks:
-        for name in splits:
-            split = task.split(name)
-            batches = []
-            for batch in extractor._batches(split.images):
-                batches.append(batch)
+    import torch
+
+    parts = {f"{task.index}/{name}": task.split(name) for task in stream.tasks for name in splits}
+    batches = [(name, batch) for name, split in parts.items() for batch in extractor.batches(split.images)]
+    found: dict[str, list[np.ndarray]] = {name: [] for name in parts}
+    with ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        futures = [pool.submit(extractor.of_batch, batch) for _, batch in batches]
+        try:
+            for (name, batch), future in zip(batches, futures, strict=True):
+                found[name].append(future.result())
                 progress(len(batch))
-            arrays[f"{task.index}/{name}/features"] = np.concatenate(batches)
-            arrays[f"{task.index}/{name}/labels"] = np.asarray(split.labels)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    arrays = {}
+    for name, split in parts.items():
+        arrays[f"{name}/features"] = np.concatenate(found[name])
+        arrays[f"{name}/labels"] = np.asarray(split.labels)
     return arrays
 
 

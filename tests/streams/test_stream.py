@@ -182,10 +182,10 @@ def test_the_digest_ignores_names_and_sees_augmentation(tmp_path, define):
     assert flipped.digest != plain.digest
 
 
-def test_demo_long_is_thirty_random_tasks(tmp_path):
+def test_demo_long_is_twenty_random_tasks(tmp_path):
     stream = build_stream("demo_long", 0, NOWHERE, tmp_path / "s")
     sizes = [task.counts["train"] for task in stream.tasks]
-    assert len(sizes) == 30 and set(sizes) == {15, 120} and set(sizes[20:]) == {15}
+    assert len(sizes) == 20 and set(sizes) == {15, 120} and set(sizes[14:]) == {15}
     assert {task.source for task in stream.tasks} == {"mnist5k", "digits", "scenes", "textures"}
     assert all(task.n_classes == 3 for task in stream.tasks)
     assert sum(task.counts["train"] for task in stream.tasks) == len(np.load(tmp_path / "s" / "train_labels.npy"))
