@@ -52,6 +52,7 @@ class _Method:
     ms: Positive
     stopping_ms: Positive | None = None
     more: float = 0.0
+    memory_kb: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class _Table:
     step_ms: Positive
     cuda: Positive
     cuda_step_ms: Positive
+    memory_kb: Positive
     methods: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -90,6 +92,12 @@ def kind_of_job(job: Job) -> Kind | None:
             tasks = load_stream(job.directory).tasks
             return kind_of(job.settings, max(tasks[job.chain[0].index].image_size), job.device.type)
     return None
+
+
+def kilobytes_per_pixel(kind: Kind) -> float:
+    """Memory that a pixel of each image of a batch takes in training, by the table, which is of the paper's widths."""
+    table = _table()
+    return (_row(kind.method).memory_kb or table.memory_kb) * (kind.width or table.width) / table.width
 
 
 class Throughput:
