@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections import namedtuple
+from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.agreement import repository
+from benchmarks.agreement import baselines, lmc, mntdp, modular, protected, rehearsal, repository
 from benchmarks.agreement.comparison import (
     ConvertedImages,
     Row,
+    as_it_began,
     in_dtype,
     largest_difference,
+    last_epoch_stays,
+    precise_casts,
     recorded,
     show,
     small_tasks,
 )
 from benchmarks.agreement.par import _nodes, _worth
 from benchmarks.agreement.protected import everything, old_torch
+from benchmarks.agreement.rehearsal import ExactImages, Places, Replay, in_our_order, with_places
 from par.cells.expert import Expert
 from par.cells.genotype import DARTS_V1, random_genotype
 from par.cells.supernet import Supernet
+from par.methods import load_method
+from par.methods.bases.mntdp import FRESH, SOURCE
 from par.methods.finetune import Finetune
+from par.methods.learn_to_grow import convolutions
+from par.methods.lmc import LocalModule
+from par.networks.resnet import LightResNet18
 from par.settings import resolve
+from tests.methods import modular_cases as cases
 from tests.methods.tasks import CONFIG, RECIPE, images, step, task
 
+LAYERS = ("stem.0", "stages.1.0.conv1", "stages.0.1.conv2", "stages.3.0.shortcut.0")
 SimpleGenotype = namedtuple("SimpleGenotype", "normal reduce")
 
 
@@ -139,6 +153,107 @@ def test_code_for_old_torch_runs_without_shuffling_on_the_cpu():
     assert rows.tolist() == list(range(50))
 
 
+def test_casts_are_precise_inside():
+    with in_dtype(torch.float64), precise_casts():
+        assert torch.ones(2, dtype=torch.int64).float().dtype == torch.float64
+        converted = ConvertedImages(np.zeros((4, 3, 8, 8), np.uint8), np.arange(4), (0.5,) * 3, (0.25,) * 3)
+        assert converted.subset(torch.tensor([1, 3])).batch(torch.arange(2)).dtype == torch.float64
+    assert torch.ones(1, dtype=torch.int64).float().dtype == torch.float32
+
+
+def checkout(folder, number):
+    (folder / "networks").mkdir(parents=True)
+    (folder / "networks/one.py").write_text(f"from absent.package import anything\nimport helper\nNUMBER = {number}\n")
+    return folder
+
+
+def test_modules_of_two_checkouts_with_the_same_names_are_told_apart(tmp_path):
+    first, second = (checkout(tmp_path / str(number), number) for number in (1, 2))
+    stubs, stand_ins = ("absent", "absent.package"), {"helper": SimpleNamespace(answer=42)}
+    found = [
+        repository.import_from(folder, ".", ("networks.one",), "a/b", stubs, stand_ins) for folder in (first, second)
+    ]
+    assert [modules.one.NUMBER for modules in found] == [1, 2] and found[0].one.helper.answer == 42
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("helper")
+    with pytest.raises(ModuleNotFoundError, match="absent"):
+        repository.import_from(checkout(tmp_path / "3", 3), ".", ("networks.one",), "a/b", (), stand_ins)
+
+
+def test_a_recorded_learner_has_no_dropout_in_its_attention():
+    config = dataclasses.replace(CONFIG, methods={"cat": {"width": 20}})
+    learner = recorded(protected.DeclaredCat)(resolve(config, "", "cat"))
+    for number in range(3):
+        learner.learn(task(number), step(number, dataclasses.replace(RECIPE, epochs=1)))
+    assert set(learner.attentions) == {"2"} and learner.tasks[2]["path"] == "both"  # both heads are kept
+    assert learner.attentions["2"].attention.dropout == learner.attentions["2"].dropout.p == 0.0
+
+
+def test_a_module_padded_as_theirs_has_their_sizes():
+    padded, ours = lmc.PaddedModule(3, 4), LocalModule(3, 4)
+    padded.load_state_dict(ours.state_dict())
+    inputs = torch.randn(2, 3, 32, 32)
+    for module in (padded, ours):
+        outputs, losses = module(inputs, through=False)
+        assert outputs.shape == (2, 4, 16, 16) and losses.shape == (2,)
+        assert module.structural(outputs).shape == inputs.shape
+    assert not torch.allclose(padded(inputs, False)[1], ours(inputs, False)[1])
+
+
+def test_phases_of_lmc_are_recorded():
+    hyper = {"channels": 4, "projection_epochs": 1}
+    learner = lmc.RecordedLmc(resolve(dataclasses.replace(cases.CONFIG, methods={"lmc": hyper}), "", "lmc"))
+    one = dataclasses.replace(cases.QUICK, epochs=1)
+    learner.learn(cases.task(0, 32), step(0, one))
+    assert len(learner.phases) == 1
+    learner.learn(cases.task(1, 32), step(1, one))
+    assert learner.tasks[1]["fresh"] == [1, 2] and set(learner.found) == {0, 1, 2, 3}
+    assert [set(phase.before.parts["1"].blocks) for phase in learner.phases] == [{"1"}, {"1", "2"}, {"1", "2"}]
+    for phase in learner.phases:
+        assert len(phase.batches) == 3 and phase.batches[0][0].is_contiguous()
+        weights = [learner.parts["1"].blocks["1"].functional[0].weight for learner in (phase.before, phase.after)]
+        assert not torch.equal(*weights)
+
+
+def test_candidates_of_mntdp_are_recorded():
+    learner = mntdp.RecordedMntdpD(resolve(cases.CONFIG, "", "mntdp_d"))
+    one = dataclasses.replace(cases.QUICK, epochs=1)
+    for number in (0, 1):
+        learner.learn(cases.task(number), step(number, one))
+    assert [fit.path for fit in learner.fits] == [(SOURCE,) * cut + (FRESH,) * (7 - cut) for cut in range(7, -1, -1)]
+    nothing, *others = learner.fits
+    assert not nothing.before and not nothing.batches
+    for fit in others:
+        assert len(fit.batches) == 3 and fit.before.keys() == fit.after.keys()
+        assert not torch.equal(fit.before["head.weight"], fit.after["head.weight"])
+    assert max(fit.accuracy for fit in learner.fits) == pytest.approx(cases.accuracy(learner, 1))
+
+
+def test_blocks_of_theirs_are_paired_with_ours():
+    learner = cases.grown("mntdp_d", [{"path": [0] * 7}, {"path": [0, 0, 0, 0, 0, 1, 1]}])
+    state = {name: value.clone() for name, value in learner.own(1).state_dict().items()}
+    theirs = torch.nn.Sequential()
+    for depth in range(7):
+        theirs.append(mntdp.Block(activation=True))
+        theirs.append(learner.block(depth, 1 if depth > 4 else 0))
+    pairs = mntdp.block_pairs(theirs, state, (SOURCE,) * 5 + (FRESH,) * 2)
+    assert len(pairs) == 2 * 5 + 2 and all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_choices_and_edges_of_their_graphs():
+    taken = [(1, "INs"), (1, "INs", 0), (0, 0), (0, 1, "w"), (0, 1), (1, 2, 0, "f"), (1, 2), (1, 3, 0, "b"), (0, 3)]
+    assert mntdp.choices_of([*taken, (0, 4, "w"), (1, "OUT", 0)], 1) == (SOURCE, FRESH, FRESH, SOURCE)
+    assert mntdp.edges_of([(1, "INs", 0), (1, "INs", 1)], 1) == [(0, SOURCE, SOURCE), (0, SOURCE, FRESH)]
+    assert mntdp.edges_of([(0, 3, "w"), (1, 3, 0, "f")], 1) == [(2, SOURCE, SOURCE), (2, SOURCE, FRESH)]
+    assert mntdp.edges_of([(1, 3, "w"), (1, 3, 0, "b")], 1) == [(3, FRESH, FRESH), (3, FRESH, SOURCE)]
+
+
+def test_blocks_in_the_place_of_theirs_add():
+    terms = [torch.tensor([-3.0, 1.0]), torch.tensor([1.0, 1.0])]
+    assert mntdp.Block(True)(terms).tolist() == [0, 2] and mntdp.Block()(terms).tolist() == [-2, 2]
+    assert mntdp.PassingBlock()(terms[0]).tolist() == [-3, 1]
+
+
 def test_the_worth_of_a_genotype():
     genotype = random_genotype(np.random.default_rng(0))
     flat = SimpleGenotype(
@@ -163,3 +278,208 @@ def test_only_judged_rows_count_as_different(capsys):
 def test_a_folder_without_their_code_is_named(tmp_path):
     with pytest.raises(SystemExit, match=r"holds no src/approaches/\w+\.py; name a checkout of WenjinW/PAR"):
         repository.load(tmp_path)
+
+
+def test_a_learner_can_be_what_it_began_as_and_keeps_its_last_epoch():
+    learner = recorded(Finetune)(resolve(CONFIG, "", "finetune"))
+    one = dataclasses.replace(task(0), valid=task(1).valid)  # of other patterns: no epoch is surely the best
+    with last_epoch_stays():
+        log = learner.learn(one, step(0, dataclasses.replace(RECIPE, epochs=3)))
+    assert [row["valid_accuracy"] for row in log] == [1.0, 2.0, 3.0]
+    after = {name: value.clone() for name, value in learner.state_dict().items()}
+    with as_it_began(learner):
+        assert all(torch.equal(value, learner.initial[name]) for name, value in learner.state_dict().items())
+    assert all(torch.equal(value, after[name]) for name, value in learner.state_dict().items())
+    assert not torch.equal(after["trunk.stem.0.weight"], learner.initial["trunk.stem.0.weight"])
+
+
+def test_a_part_of_converted_images_is_converted():
+    whole = ConvertedImages(np.zeros((4, 3, 8, 8), np.uint8), np.arange(4), (0.5,) * 3, (0.25,) * 3)
+    with in_dtype(torch.float64):
+        part = whole.subset(torch.tensor([3, 1]))
+        assert part.batch(torch.arange(2)).dtype == torch.float64 and part.labels.tolist() == [3, 1]
+
+
+def rehearsed(name, **hyper):
+    """A learner whose memory keeps images by known chances, after two tasks in float64; with tasks and chances."""
+    stream = [task(number) for number in range(2)]
+    with in_dtype(torch.float64), mock.patch("par.methods.bases.memory.Images", ExactImages):
+        stream = [
+            dataclasses.replace(
+                one, train=ExactImages(one.train.pixels.permute(0, 3, 1, 2), one.train.labels, (0.5,) * 3, (0.25,) * 3)
+            )
+            for one in stream
+        ]
+        stream = [dataclasses.replace(one, valid=one.train) for one in stream]
+        places = Places(stream)
+        chances = [torch.rand(48, generator=torch.Generator().manual_seed(number)) for number in range(2)]
+        config = dataclasses.replace(CONFIG, methods={name: hyper})
+        learner = with_places(load_method(name), places, chances)(resolve(config, "", name))
+        for one in stream:
+            learner.learn(one, step(one.id, dataclasses.replace(RECIPE, epochs=2)))
+        return learner, stream, chances, places.in_memory(learner)
+
+
+@pytest.mark.parametrize("name", ["er", "agem"])
+def test_memories_keep_the_images_of_the_largest_chances_and_steps_name_theirs(name):
+    learner, stream, chances, kept = rehearsed(name, per_class=2)
+    for number, one in enumerate(stream):
+        for label in range(3):
+            rows = (one.train.labels == label).nonzero()[:, 0]
+            largest = rows[chances[number][rows].argsort(descending=True)[:2]]
+            assert {(number, int(row)) for row in largest} <= set(kept)
+    assert len(set(kept)) == 12
+    (epoch, _), (first, *_) = learner.steps, learner.steps[0]
+    assert sorted(row for one in epoch for number, row in one if number == 1) == list(range(48))
+    drawn = [place for place in first if place[0] == 0]
+    assert len(drawn) == 6 and set(drawn) <= set(kept)  # a batch of 8, but the memory held 6
+
+
+def test_a_reservoir_by_chances_is_the_images_of_the_largest_while_it_has_seen_no_more():
+    _, _, chances, kept = rehearsed("er", per_class=16, mode="reservoir")  # room for all of the first task
+    assert set(kept) == {(number, row) for number in range(2) for row in range(48)}
+    _, _, chances, kept = rehearsed("er", per_class=2, mode="reservoir")  # 6, then 12
+    first = {(0, int(row)) for row in chances[0].argsort(descending=True)[:6]}
+    largest = torch.cat(chances).argsort(descending=True)[:12]
+    n_old = min(6, int((largest < 48).sum()))
+    assert {place for place in kept if place[0] == 0} <= first and len(kept) == 12
+    assert sum(number == 0 for number, _ in kept) == n_old
+
+
+class FakePlaces:
+    """Images that are their own places."""
+
+    def of(self, images):
+        return list(images)
+
+
+def test_their_samplers_give_our_steps():
+    current, memory = [((1, row), 0) for row in range(3)], [((0, 7), 0), ((0, 5), 0)]
+    steps = [[[(1, 2), (0, 5)], [(1, 0), (1, 1)]], [[(1, 0), (0, 5), (0, 7)], [(1, 2), (1, 1), (0, 7)]]]
+    as_lists = lambda batches: [batch.tolist() for batch in batches]  # noqa: E731
+    joined, alone = Replay(FakePlaces(), steps, joined=True), Replay(FakePlaces(), steps, joined=False)
+    assert as_lists(joined.sampler(current)) == [[2], [0, 1]] and as_lists(joined.sampler(memory)) == [[1], []]
+    assert as_lists(joined.sampler(current)) == [[0], [2, 1]] and as_lists(joined.sampler(memory)) == [[1, 0], [0]]
+    assert as_lists(alone.sampler(current)) == [[2], [0, 1]]
+    assert as_lists(alone.sampler(memory)) == [[1], [], [1, 0], [0]]
+
+
+class FakeAgem:
+    """In the place of their plugin: its gradient of the memory overwrites those of the batch."""
+
+    def before_training_iteration(self, strategy):
+        (3 * strategy.model.weight.sum()).backward()
+        self.reference = strategy.model.weight.grad.clone()
+        strategy.model.zero_grad()
+
+    @torch.no_grad()
+    def after_backward(self, strategy):
+        self.seen = strategy.model.weight.grad.clone(), self.reference
+
+
+def test_the_gradient_of_the_memory_comes_after_that_of_the_batch():
+    plugin, strategy = in_our_order(FakeAgem)(), SimpleNamespace(model=torch.nn.Linear(2, 1, bias=False))
+    plugin.before_training_iteration(strategy)
+    assert not hasattr(plugin, "reference")
+    strategy.model.weight.sum().backward()
+    plugin.after_backward(strategy)
+    gradient, reference = plugin.seen
+    assert gradient.tolist() == [[1, 1]] and reference.tolist() != [[0, 0]]
+
+
+def test_accuracies_are_of_the_classes_of_each_task_and_chance_before_it():
+    images = [
+        ExactImages(np.zeros((4, 3, 4, 4), np.uint8), np.array([1, 1, 0, 3]), (0.5,) * 3, (0.25,) * 3) for _ in range(3)
+    ]
+
+    def network(pixels, tasks):
+        logits = torch.zeros(len(pixels), 30)
+        logits[:, 11] = 1.0  # class 1 of task 1
+        logits[:, 9] = 2.0  # class 9 of task 0
+        return logits
+
+    assert rehearsal.accuracies(partial(rehearsal.logits_of, network), images, 1) == [0.0, 0.5, 0.1]
+
+
+def test_avalanche_is_asked_for(monkeypatch):
+    def absent(name):
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr("importlib.import_module", absent)
+    with pytest.raises(SystemExit, match=r"'avalanche\.training'; install avalanche-lib 0\.6\.0 beside this project"):
+        rehearsal.load()
+
+
+def test_layers_of_ours_lead_to_theirs():
+    block = SimpleNamespace(conv1=["a"], conv2=["b"], downsample_conv=["c"], a={"conv1": 1, "conv2": 2, "d_conv": 3})
+    network = SimpleNamespace(conv1=["stem"], a={"conv1": 0})
+    for stage in range(1, 5):
+        setattr(network, f"layer{stage}", [block, block])
+    found = {name: (modular.Layer(network, name).kernels, modular.Layer(network, name).alpha) for name in LAYERS}
+    assert found == {
+        "stem.0": (["stem"], 0),
+        "stages.1.0.conv1": (["a"], 1),
+        "stages.0.1.conv2": (["b"], 2),
+        "stages.3.0.shortcut.0": (["c"], 3),
+    }
+    names = list(convolutions(LightResNet18(8)))
+    assert set(found) < set(names)
+    architecture = {"conv1": [[2, 0]]}
+    for stage in range(1, 5):
+        keys = ("conv1", "conv2", *(["d_conv"] if stage > 1 else []))
+        architecture[f"layer{stage}"] = [{key: [[0, 1]] for key in keys}, {key: [[1, 0]] for key in keys[:2]}]
+    kernels = {layer.name: rest for layer, *rest in modular.chosen_kernels(network, architecture)}
+    assert sorted(kernels) == sorted(names)
+    assert kernels["stem.0"] == [2, 0] and kernels["stages.3.0.shortcut.0"] == [0, 1]
+
+
+def test_an_adapter_adds_to_its_kernel_and_is_trained_alone():
+    kernel, adapter = torch.nn.Conv2d(2, 2, 3, padding=1, bias=False), torch.nn.Conv2d(2, 2, 1, bias=False)
+    both, pixels = modular.Adapted(kernel, adapter), torch.rand(1, 2, 4, 4)
+    assert torch.equal(both(pixels), kernel(pixels) + adapter(pixels))
+    assert [name for name, _ in both.named_parameters()] == ["adapter.weight"]
+
+
+def test_gradients_of_what_is_trained_are_clipped_and_those_of_choices_are_not():
+    weight, frozen, choice = (torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 2), (2, 2), (3,)))
+    for value in (weight, frozen, choice):
+        value.grad = torch.full_like(value, 10.0)
+    frozen.requires_grad_(False)
+    modular.clip_what_is_trained([choice], 1.0)
+    assert choice.grad.tolist() == [10, 10, 10]
+    choice.requires_grad_(False)
+    modular.clip_what_is_trained([weight, frozen, choice], 2.0)
+    assert weight.grad.norm() == pytest.approx(2.0) and frozen.grad.norm() == 20 and choice.grad.tolist() == [10] * 3
+
+
+def test_every_network_that_a_task_of_soft_gating_tries_is_kept():
+    config = dataclasses.replace(CONFIG, methods={"soft_gating": {"channels": 4}})
+    learner = modular.RecordedSoftGating(resolve(config, "", "soft_gating"))
+    recipe = dataclasses.replace(RECIPE, epochs=1)
+    learner.learn(task(0), step(0, recipe))
+    assert list(learner.found) == ["fresh 4"]
+    learner.learn(task(1), step(1, recipe))
+    assert list(learner.found) == [f"fresh {count}" for count in range(5)]
+    assert len(learner.initial) == len(learner.batches) == 5 and [len(each) for each in learner.batches] == [6] * 5
+    for initial, found in zip(learner.initial, learner.found.values(), strict=True):
+        assert initial.keys() == found["tensors"].keys()
+        assert not torch.equal(initial["head.weight"], found["tensors"]["head.weight"])
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(learner.batches[0], learner.batches[4], strict=True))
+
+
+def test_a_loader_counts_its_images():
+    assert len(modular.Loader([(torch.ones(3, 1), torch.ones(3)), (torch.ones(2, 1), torch.ones(2))]).dataset) == 5
+
+
+def test_a_task_of_independent_has_the_names_of_a_network_of_its_own():
+    network = torch.nn.Module()
+    network.feat_extractor = torch.nn.ModuleList(torch.nn.ModuleDict({"conv1": torch.nn.Linear(1, 1)}) for _ in "ab")
+    network.fc = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in "ab")
+    state = baselines._state(network, "independent", 1)
+    assert set(state) == {"conv1.weight", "conv1.bias", "fc.1.weight", "fc.1.bias"}
+    assert state["conv1.weight"].data_ptr() == network.feat_extractor[1]["conv1"].weight.data_ptr()
+
+
+def test_a_folder_without_lmc_is_named(tmp_path):
+    with pytest.raises(SystemExit, match=r"holds no Methods/lerners/\w+\.py; name a checkout of oleksost/LMC"):
+        modular.load_lmc(tmp_path)

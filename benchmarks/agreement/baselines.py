@@ -1,5 +1,5 @@
-"""Finetune, LwF, EWC, MAS and PNN beside the versions of PAR's authors: `python -m benchmarks.agreement.baselines
---repository DIR --data DIR`.
+"""Finetune, Independent, LwF, EWC, MAS and PNN beside the versions of PAR's authors:
+`python -m benchmarks.agreement.baselines --repository DIR --data DIR`.
 
 As :mod:`benchmarks.agreement.par`: their code runs from a checkout of github.com/WenjinW/PAR, both sides in float64
 with our images, initial weights and batches. Tasks of CIFAR100-10 at 16 pixels on the light ResNet18. What of
@@ -49,6 +49,7 @@ WEIGHTS = {"ewc": 3000.0, "mas": 300.0, "lwf": 2.0}  # of their scripts (sources
 # Ours, with the options that make it theirs; and the module of theirs.
 PAIRS: dict[str, tuple[dict[str, Any], str]] = {
     "finetune": ({}, "single"),
+    "independent": ({}, "individual"),
     "lwf": ({"weight": WEIGHTS["lwf"]}, "lwf"),
     "ewc": ({"weight": WEIGHTS["ewc"], "fisher": "minibatch"}, "ewc"),
     "mas": ({"weight": WEIGHTS["mas"], "importance": "squared", "gradients": "minibatch"}, "mas"),
@@ -76,8 +77,7 @@ def make_theirs(modules: SimpleNamespace, name: str, n_tasks: int) -> Any:
         c_mas=WEIGHTS["mas"],
         c_lwf=WEIGHTS["lwf"],
     )
-    networks = modules.resnet_pn if name == "pnn" else modules.resnet
-    network = networks.Net([3, 16, 16], [(task, N_CLASSES) for task in range(n_tasks)])
+    network = make_network(modules, name, [(task, N_CLASSES) for task in range(n_tasks)])
     if name == "pnn":  # theirs leaves scale and shift of a new stem's batch normalisation untrained
         unfreeze = network.unfreeze_column
         network.unfreeze_column = lambda t: (unfreeze(t), network.bn1[t].requires_grad_(True))
@@ -85,18 +85,40 @@ def make_theirs(modules: SimpleNamespace, name: str, n_tasks: int) -> Any:
     return approach.Appr(network, writer=mock.Mock(), device="cpu", args=arguments)
 
 
+def make_network(modules: SimpleNamespace, name: str, classes: Sequence[tuple[int, int]]) -> Any:
+    """Their network; that of their Independent with the light ResNet18 in the place of the full-width one."""
+    if name == "pnn":
+        return modules.resnet_pn.Net([3, 16, 16], classes)
+    if name != "independent":
+        return modules.resnet.Net([3, 16, 16], classes)
+    network = modules.individual_model.Net([3, 16, 16], [])
+    for _, n_classes in classes:
+        trunk = modules.resnet.Net([3, 16, 16], [])
+        trunk.forward = trunk.extract_feat
+        network.feat_extractor.append(trunk)
+        network.fc.append(nn.Linear(64, n_classes))
+    return network
+
+
+def _state(network: nn.Module, method: str, task: int) -> dict[str, Tensor]:
+    """Their parameters and buffers, as they are; of Independent those of the task, named as in the light ResNet18."""
+    state = network.state_dict()
+    if method != "independent":
+        return state
+    trunk, head = f"feat_extractor.{task}.", f"fc.{task}."
+    return {name.removeprefix(trunk): value for name, value in state.items() if name.startswith((trunk, head))}
+
+
 def _our_name(name: str, method: str) -> str:
     return repository.our_column_name(name) if method == "pnn" else repository.our_resnet_name(name)
 
 
-def _copy(network: nn.Module, method: str, ours: dict[str, Tensor], only: Sequence[str]) -> None:
+def _copy(network: nn.Module, method: str, task: int, ours: dict[str, Tensor], only: Sequence[str]) -> None:
     """Into their network what ours began with; ``only``: names that contain one of these."""
-    state = network.state_dict()
-    for name, value in state.items():
+    for name, value in _state(network, method, task).items():
         mapped = _our_name(name, method)
         if mapped in ours and any(part in mapped for part in only):
             value.copy_(ours[mapped].reshape(value.shape))
-    network.load_state_dict(state)
 
 
 def _in_eval_mode(estimate: Any, network: nn.Module) -> Any:
@@ -113,8 +135,8 @@ def _in_eval_mode(estimate: Any, network: nn.Module) -> Any:
 def learn_theirs(modules: SimpleNamespace, approach: Any, name: str, ours: Any, task: LearningTask, key: str) -> None:
     """Their side learns the task with our initial values and batches."""
     network = approach.model
-    new = (f"heads.by_task.{task.id}.", f"parts.{task.id}.") if task.id else ("",)
-    _copy(network, name, ours.initial, new)
+    new = (f"heads.by_task.{task.id}.", f"parts.{task.id}.") if len(ours.tasks) > 1 else ("",)
+    _copy(network, name, task.id, ours.initial, new)
     network.zero_grad()  # theirs clips by a norm in which the last gradients of frozen columns count
     if name not in ("lwf", "pnn"):  # theirs decays old heads, as their optimiser holds them
         for old in range(task.id):
@@ -141,13 +163,15 @@ def compare(modules: SimpleNamespace, name: str, tasks: Sequence[LearningTask]) 
         settings = resolve(Config("agreement", (), (0,), {name: hyper}), "", name)
         ours = recorded(load_method(name))(settings)
         for task in tasks:
+            if ours.chains == "task":
+                ours = recorded(load_method(name))(settings)
             step = Step(RECIPE, f"agreement/{task.id}")
             ours.learn(task, step)
             learn_theirs(modules, approach, name, ours, task, step.key)
             kept = {key: value for key, value in ours.state_dict().items() if key not in ("importance", "anchor")}
             theirs = {
                 key: value.reshape(kept[_our_name(key, name)].shape)
-                for key, value in approach.model.state_dict().items()
+                for key, value in _state(approach.model, name, task.id).items()
                 if _our_name(key, name) in kept
             }
             paired = repository.pair_up(theirs, kept, functools.partial(_our_name, method=name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,12 @@ LOSSES = (
     "par.methods.lwf",
     "par.methods.ewc",
     "par.methods.hat",
+    "par.methods.er",
+    "par.methods.agem",
+    "par.methods.cat",
+    "par.methods.learn_to_grow",
+    "par.methods.lmc",
+    "par.methods.mntdp_s",
     "par.cells.search",
 )
 
@@ -71,6 +78,13 @@ def in_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@contextmanager
+def precise_casts() -> Iterator[None]:
+    """Inside, ``Tensor.float`` casts to torch's default dtype."""
+    with mock.patch.object(torch.Tensor, "float", lambda tensor: tensor.to(torch.get_default_dtype())):
+        yield
+
+
 def batches_of(images: Images, size: int) -> list[tuple[Tensor, Tensor]]:
     """All images in order, not augmented."""
     return [
@@ -85,6 +99,11 @@ class ConvertedImages(Images):
     def augmented(self, rows: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
         return super().augmented(rows, drawn).to(torch.get_default_dtype())
 
+    def subset(self, rows: Tensor) -> Images:
+        part = object.__new__(type(self))
+        part.__dict__.update(super().subset(rows).__dict__)
+        return part
+
 
 def recorded(method: type[Method]) -> type[Method]:
     """A learner of ``method`` in torch's default dtype, without dropout, that keeps what it began a task with and
@@ -96,6 +115,8 @@ def recorded(method: type[Method]) -> type[Method]:
         for module in self.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
         self.epochs = []
         self.initial = {name: value.clone() for name, value in self.state_dict().items()}
 
@@ -110,19 +131,42 @@ def recorded(method: type[Method]) -> type[Method]:
     return type(method.__name__, (method,), {"start_task": start_task, "start_epoch": start_epoch, "loss": loss})
 
 
-def small_tasks(stream: Any, counts: Sequence[int], step: int = 1) -> list[LearningTask]:
+@contextmanager
+def as_it_began(ours: nn.Module) -> Iterator[None]:
+    """Inside, a recorded learner or search of ours is what it was (``initial``) before it was trained last."""
+    after = {name: value.clone() for name, value in ours.state_dict().items()}
+    ours.load_state_dict(ours.initial)
+    try:
+        yield
+    finally:
+        ours.load_state_dict(after)
+
+
+@contextmanager
+def last_epoch_stays() -> Iterator[None]:
+    """Inside, our training loop finds every epoch better than the one before, so that it keeps the last weights."""
+    accuracies = itertools.count(1)
+    with mock.patch.object(trainer, "accuracy", lambda predict, images: float(next(accuracies))):
+        yield
+
+
+def small_tasks(
+    stream: Any, counts: Sequence[int], step: int = 1, kind: type[Images] = ConvertedImages
+) -> list[LearningTask]:
     """The first tasks of a stream of ten classes, not augmented: ``counts`` training and 50 validation images, of which
-    every ``step``-th pixel."""
+    every ``step``-th pixel, as images of a ``kind``."""
     tasks = []
     for task, count in zip(stream.tasks, counts, strict=False):
-        splits = []
-        for name, size in (("train", count), ("valid", 50)):
-            split = task.split(name)
-            rows = np.arange(len(split.labels)).reshape(task.n_classes, -1).T.ravel()[:size]
-            pixels = split.images[rows][:, :, ::step, ::step]
-            splits.append(ConvertedImages(pixels, split.labels[rows], task.mean, task.std))
+        splits = [small_split(task, name, size, step, kind) for name, size in (("train", count), ("valid", 50))]
         tasks.append(LearningTask(task.index, task.n_classes, *splits))
     return tasks
+
+
+def small_split(task: Any, name: str, size: int, step: int, kind: type[Images]) -> Images:
+    """So many images of a task's split, as many of each class, of which every ``step``-th pixel."""
+    split = task.split(name)
+    rows = np.arange(len(split.labels)).reshape(task.n_classes, -1).T.ravel()[:size]
+    return kind(split.images[rows][:, :, ::step, ::step], split.labels[rows], task.mean, task.std)
 
 
 def show(rows: Iterable[Row]) -> int:

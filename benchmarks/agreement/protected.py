@@ -1,15 +1,19 @@
-"""HAT and GPM beside their authors' code: `python -m benchmarks.agreement.protected --hat DIR --gpm DIR --data DIR`.
+"""HAT, GPM and CAT beside their authors' code: `python -m benchmarks.agreement.protected --hat DIR --gpm DIR --cat DIR
+--data DIR`.
 
-As :mod:`benchmarks.agreement.par`: checkouts of github.com/joansj/hat and github.com/sahagobinda/GPM run on the CPU, in
-float64, with our images, initial weights and batches; two tasks of CIFAR100-10, one epoch each, on the AlexNet of both.
+As :mod:`benchmarks.agreement.par`: checkouts of github.com/joansj/hat, github.com/sahagobinda/GPM and
+github.com/ZixuanKe/CAT run on the CPU, in float64, with our images, initial weights and batches; two tasks of
+CIFAR100-10, one epoch each, on the AlexNet of HAT and GPM; four on CAT's perceptron.
 Patched: what torch has removed since (``Variable(volatile=...)``, ``clip_grad_norm``), ``.cuda()``, the shuffles (ours
 count) and dropout (none on either side). GPM's heads have no biases, so ours have none here; its batch normalisation
-keeps no statistics, so that it gets our task's where it reads features for its bases.
+keeps no statistics, so that it gets our task's where it reads features for its bases. CAT attends to the tasks that are
+said to be similar, in training too (docs/agreement.md).
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -28,10 +32,12 @@ from benchmarks.agreement.comparison import Row, batches_of, in_dtype, largest_d
 from par import seeding
 from par.config import Config, Recipe
 from par.methods.bases.method import LearningTask, Step
+from par.methods.cat import Cat
 from par.methods.gpm import Gpm
 from par.methods.hat import Hat
 from par.settings import resolve
 from par.streams import build_stream, load_stream
+from par.training import trainer
 
 N_CLASSES, N_IMAGES, BATCH = 10, 192, 16  # 12 steps a task
 LAYERS = {
@@ -39,6 +45,9 @@ LAYERS = {
     "gpm": ("conv1", "conv2", "conv3", "fc1", "fc2"),
 }
 EMBEDDINGS = ("ec1", "ec2", "ec3", "efc1", "efc2")
+# CAT: earlier tasks that are declared similar to tasks 0 to 3, so that attention, gates and both together are met
+SIMILAR: list[list[int]] = [[], [], [0, 1], [0, 2]]
+CAT_WIDTH = 100
 
 
 def recipe(learning_rate: float) -> Recipe:
@@ -191,10 +200,184 @@ def _representations(code: Any, network: Any, ours: Any, task: LearningTask, ste
             norm.running_mean = norm.running_var = None
 
 
+class DeclaredCat(Cat):
+    """CAT that is told which tasks are similar, and keeps both heads."""
+
+    def similar_tasks(self, task: LearningTask, step: Step) -> list[int]:
+        return SIMILAR[task.id]
+
+    def end_task(self, task: LearningTask, step: Step) -> None:
+        Hat.end_task(self, task, step)
+
+
+def make_cat(modules: SimpleNamespace, n_tasks: int) -> Any:
+    """Its approach, on a narrow perceptron, without a second head where there is nothing to attend to."""
+    arguments = SimpleNamespace(
+        pdrop1=0.0,
+        pdrop2=0.0,
+        n_head=5,
+        smax=400.0,
+        loss_type="multi-loss-joint-Tsim-no-isolate",
+        similarity_detection="auto",
+        model_weights=1,
+        parameter="",
+        nepochs=1,
+        nepochs_kt=1,
+        sbatch=BATCH,
+        lr=0.025,
+        lr_kt=0.025,
+        lr_patience=10,
+        lr_patience_kt=10,
+    )
+    tasks = [(task, N_CLASSES) for task in range(n_tasks)]
+    network = without_dropout(modules.mlp_cat.Net([3, 32, 32], tasks, nhid=CAT_WIDTH, args=arguments))
+    return modules.cat_ncl.Appr(network, arguments)
+
+
+def cat_pairs(network: Any, ours: Cat, task: int) -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """Weights of theirs and of ours that can be copied into: trunk, embeddings, head and, where there is one, attention
+    of the task."""
+    shared, transfer = network.mcl, network.kt
+    pairs = {"trunk": [], "mask path": [], "attention": []}
+    for name, layer in zip(("fc1", "fc2"), ours.trunk.layers, strict=True):
+        pairs["trunk"] += zip(getattr(shared, name).parameters(), layer.parameters(), strict=True)
+    pairs["mask path"] += zip(shared.mask_last[task].parameters(), ours.heads[task].parameters(), strict=True)
+    for name, embedding in zip(("efc1", "efc2"), ours.embeddings_of(task), strict=True):
+        pairs["mask path"].append((getattr(shared, name).weight[task], embedding))
+    if str(task) in ours.attentions:
+        own, layer = ours.attentions[str(task)], transfer.encoder
+        of_head = ours.attention_heads[task].parameters()
+        pairs["attention"] += zip(shared.att_last[task].parameters(), of_head, strict=True)
+        pairs["attention"].append((transfer.q1.weight[task], own.query))
+        projections = (layer.slf_attn.w_qs, layer.slf_attn.w_ks, layer.slf_attn.w_vs)
+        parts = own.attention.in_proj_weight.chunk(3)
+        pairs["attention"] += [(theirs.weight, part) for theirs, part in zip(projections, parts, strict=True)]
+        pairs["attention"].append((layer.slf_attn.fc.weight, own.attention.out_proj.weight))
+        layers = (
+            (layer.slf_attn.layer_norm, own.norms[0]),
+            (layer.pos_ffn.layer_norm, own.norms[1]),
+            (layer.layer_norm, own.norms[2]),
+            (layer.pos_ffn.w_1, own.hidden),
+            (layer.pos_ffn.w_2, own.output),
+        )
+        for theirs, mine in layers:
+            pairs["attention"] += zip(theirs.parameters(), mine.parameters(), strict=True)
+    return {part: [(a.detach(), b.detach()) for a, b in both] for part, both in pairs.items()}
+
+
+class Told:
+    """In the place of theirs that says at test time to which tasks to attend."""
+
+    def __init__(self, similarity: Sequence[int]):
+        self.similarity = similarity
+
+    def check_t(self, task: int) -> bool:
+        return bool(self.similarity[task])
+
+
+def compare_cat(modules: SimpleNamespace, tasks: Sequence[LearningTask]) -> Iterator[Row]:
+    """Similarity; weights and logits of both paths; cumulative masks."""
+    with in_dtype(torch.float64):
+        with old_torch():  # it prints
+            approach = make_cat(modules, len(tasks))
+        history: list[list[Tensor]] = []
+        network, forward = approach.model, approach.model.forward
+        hyper = {"width": CAT_WIDTH, "annealing": "code", "readout_masks": "code"}
+        ours = recorded(DeclaredCat)(resolve(Config("agreement", (), (0,), {"cat": hyper}), "", "cat"))
+        for task in tasks:
+            similarity = [int(j in SIMILAR[task.id]) for j in range(task.id)]
+            part = f"cat, task {task.id}, similar: {SIMILAR[task.id] or 'none'}, float64"
+            step = Step(recipe(approach.lr), f"agreement/{task.id}")
+            yield from _compare_similarity(approach, ours, task, step)
+            ours.learn(task, step)
+            _begin_cat_alike(network, ours, task.id)
+            # theirs attends in training to the tasks that are not similar
+            network.forward = _with_other_tokens(forward, [1 - flag for flag in similarity])
+            told = dict(phase="mcl", similarity=similarity, history_mask_pre=history, check_federated=Told(similarity))
+            valid = everything([batches_of(task.valid, BATCH)])
+            with old_torch():
+                approach.train(task.id, *everything(ours.epochs), *valid, args=approach.args, **told)
+                network.eval()
+                logits, _, attended = network.forward(torch.tensor([task.id]), valid[0], s=approach.smax, **told)
+            history.append([mask.clone() for mask in approach.mask_pre])
+            for name, pairs in cat_pairs(network, ours, task.id).items():
+                if pairs:
+                    what = f"weights of the {name}, {len(ours.epochs[0])} steps"
+                    yield Row(part, what, largest_difference(pairs), 1e-9)
+            own = Hat.logits(ours, valid[0], task.id)
+            pairs = [(logits[task.id], own)]
+            if attended is not None:
+                pairs.append((attended[task.id], ours.attention_logits(valid[0], task.id)))
+            yield Row(part, f"logits of {len(pairs)} heads", largest_difference(pairs), 1e-9)
+            cumulative = ours.cumulative_masks([earlier.id for earlier in tasks[: task.id + 1]])
+            masks = [mask.squeeze(0) for mask in approach.mask_pre]
+            yield Row(part, "cumulative masks", largest_difference(list(zip(masks, cumulative, strict=True))), 1e-9)
+
+
+def _begin_cat_alike(network: Any, ours: Cat, task: int) -> None:
+    """Give theirs, before it learns a task, what ours began it with; of later tasks only what is new."""
+    after = {name: value.clone() for name, value in ours.state_dict().items()}
+    ours.load_state_dict(ours.initial)
+    for name, pairs in cat_pairs(network, ours, task).items():
+        for a, b in pairs if not task or name != "trunk" else ():
+            a.copy_(b)
+    ours.load_state_dict(after)
+
+
+def _with_other_tokens(forward: Any, similarity: Sequence[int]) -> Any:
+    def forwarded(*arguments: Any, **options: Any) -> Any:
+        return forward(*arguments, **options | {"similarity": similarity})
+
+    return forwarded
+
+
+def _compare_similarity(approach: Any, ours: Cat, task: LearningTask, step: Step) -> Iterator[Row]:
+    """Read-outs of earlier tasks' networks and the reference: weights after an epoch, validation accuracy."""
+    network, valid = approach.model, everything([batches_of(task.valid, BATCH)])
+    for earlier in range(task.id + 1) if task.id else ():
+        is_reference = earlier == task.id
+        purpose = "similarity/reference" if is_reference else f"similarity/{earlier}"
+        with seeding.seeded_layers(step.key, purpose):
+            probe = ours._reference(task) if is_reference else ours._readout(task, earlier)
+        probe.to(torch.get_default_dtype())
+        masks = [mask.detach() for mask in network.mask(torch.tensor([earlier]))]
+        theirs = approach.transfer_initial_model
+        pairs = _probe_pairs(theirs, probe, earlier, task.id)
+        if is_reference:
+            masks = [mask.view(1, -1) for mask in inspect.getclosurevars(probe.features).nonlocals["masks"]]
+            for dropout in probe.trained[0].dropouts:
+                dropout.p = 0.0
+        for a, b in pairs:
+            a.copy_(b)
+        order = seeding.torch_generator(f"{step.key}/{purpose}", "order")
+        rows = torch.cat(list(trainer.batches(len(task.train), BATCH, order)))
+        train = task.train.batch(rows).to(torch.get_default_dtype()).contiguous(), task.train.labels[rows]
+        told = dict(phase="reference" if is_reference else "transfer", pre_mask=masks, pre_task=earlier)
+        log = step.fit(probe, task, purpose)
+        with old_torch():
+            approach.train(task.id, *train, *valid, args=approach.args, **told)
+            _, accuracy = approach.eval(task.id, *valid, **told)
+        part = f"cat, task {task.id}, {'reference' if is_reference else f'read-out of task {earlier}'}, float64"
+        difference = largest_difference(_probe_pairs(network.transfer, probe, earlier, task.id))
+        yield Row(part, "weights, 12 steps", difference, 1e-9)
+        yield Row(part, "validation accuracy", abs(accuracy - log[0]["valid_accuracy"]), 1e-9)
+
+
+def _probe_pairs(transfer: Any, probe: Any, earlier: int, task: int) -> list[tuple[Tensor, Tensor]]:
+    pairs = list(zip(transfer.transfer[earlier][task].parameters(), probe.heads[0].parameters(), strict=True))
+    if len(probe.trained):
+        trunk, head = probe.trained
+        own = [*trunk.layers.parameters(), *head.parameters()]
+        layers = transfer.fc1, transfer.fc2, transfer.last[task]
+        pairs += zip((value for layer in layers for value in layer.parameters()), own, strict=True)
+    return [(a.detach(), b.detach()) for a, b in pairs]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hat", type=Path, help="checkout of joansj/hat")
     parser.add_argument("--gpm", type=Path, help="checkout of sahagobinda/GPM")
+    parser.add_argument("--cat", type=Path, help="checkout of ZixuanKe/CAT")
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -203,14 +386,18 @@ def main() -> None:
     rows: list[Iterator[Row]] = []
     with tempfile.TemporaryDirectory() as folder:
         build_stream("cifar100_10", 0, options.data, folder)
-        tasks = small_tasks(load_stream(folder), (N_IMAGES, N_IMAGES))
+        tasks = small_tasks(load_stream(folder), (N_IMAGES,) * len(SIMILAR))
         if options.hat is not None:
             print(f"joansj/hat at {repository.commit(options.hat)}")
-            rows.append(compare_hat(repository.import_from(options.hat, "src", hat_modules, "joansj/hat"), tasks))
+            rows.append(compare_hat(repository.import_from(options.hat, "src", hat_modules, "joansj/hat"), tasks[:2]))
         if options.gpm is not None:
             print(f"sahagobinda/GPM at {repository.commit(options.gpm)}")
             code = repository.import_from(options.gpm, ".", ("main_cifar100",), "sahagobinda/GPM")
-            rows.append(compare_gpm(code, tasks))
+            rows.append(compare_gpm(code, tasks[:2]))
+        if options.cat is not None:
+            print(f"ZixuanKe/CAT at {repository.commit(options.cat)}")
+            code = repository.import_from(options.cat, ".", ("networks.mlp_cat", "approaches.cat_ncl"), "ZixuanKe/CAT")
+            rows.append(compare_cat(code, tasks))
         differing = show(row for each in rows for row in each)
     raise SystemExit(f"{differing} comparisons differ" if differing else 0)
 

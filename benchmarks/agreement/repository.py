@@ -39,6 +39,10 @@ MODULES = (
     "approaches.lwf",
     "models.resnet_pn",
     "approaches.progressive",
+    "models.individual_model",
+    "approaches.individual",
+    "models.resnet_ltg",
+    "approaches.ltg",
 )
 
 
@@ -54,21 +58,48 @@ def load(directory: Path) -> SimpleNamespace:
     return import_from(directory, "src", MODULES, "WenjinW/PAR")
 
 
-def import_from(directory: Path, source: str, names: Sequence[str], what: str) -> SimpleNamespace:
-    """Modules of a checkout of the repository ``what``, by the last part of their names; ``source``: their folder."""
+def import_from(
+    directory: Path,
+    source: str,
+    names: Sequence[str],
+    what: str,
+    stubs: Sequence[str] = STUBS,
+    stand_ins: Mapping[str, Any] | None = None,
+) -> SimpleNamespace:
+    """Modules of a checkout of the repository ``what``, by the last part of their names.
+
+    Args:
+        source: their folder in the checkout.
+        stubs: modules that they import and that nothing used here calls.
+        stand_ins: modules that take the place of others that they import.
+
+    Raises:
+        SystemExit: there is no checkout.
+    """
     folder = directory / source
     last = folder / f"{names[-1].replace('.', '/')}.py"
     if not last.is_file():
         raise SystemExit(f"{directory} holds no {last.relative_to(directory)}; name a checkout of {what}.")
-    absent = [name for name in STUBS if name == "turtle" or importlib.util.find_spec(name) is None]
-    sys.modules |= {name: mock.MagicMock() for name in absent}
+    own = {name.partition(".")[0] for name in names}  # other checkouts have packages of the same names
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+        del sys.modules[name]
+    absent = [name for name in stubs if name == "turtle" or not _is_installed(name)]
+    replaced = {name: mock.MagicMock() for name in absent} | dict(stand_ins or {})
+    sys.modules |= replaced
     sys.path.insert(0, str(folder))
     try:
         return SimpleNamespace(**{name.rpartition(".")[2]: importlib.import_module(name) for name in names})
     finally:
         sys.path.remove(str(folder))
-        for name in absent:
+        for name in replaced:
             del sys.modules[name]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # nor is the package that it would be in
+        return False
 
 
 def commit(directory: Path) -> str:

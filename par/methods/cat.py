@@ -27,8 +27,9 @@ MIN_TOKENS = 2  # similar tasks without which there is no attention path (source
 class Cat(Hat):
     """A multilayer perceptron with HAT's masks a and A (:class:`par.methods.hat.Hat`; sources.md#cat). For task t:
 
-    1. Earlier task j is similar iff a linear read-out on j's frozen masked network classifies t's validation images
-       better than a network trained from scratch on t, of which half the units are masked (``similarity``).
+    1. Earlier task j is similar iff a linear read-out on the logits of j's frozen masked network classifies t's
+       validation images better than one on a network of the same size that is trained with it from scratch on t, under
+       random masks sigmoid(e), e ~ N(0, 1).
     2. S is 0 for units newly claimed (rounded growth of A) by dissimilar tasks, 1 for all others. Gradient factors:
        max(1 - min(A_i, A_k), min(S_i, S_k)) for weights, max(1 - A_i, S_i) for biases: what only similar tasks use
        may change.
@@ -38,12 +39,13 @@ class Cat(Hat):
     5. On t's validation images, at the end of t, the better head is chosen for good (the mask head in a tie); an
        attention that loses is dropped.
 
-    The released code differs in three points that are not offered: in training it attends to the tasks found
-    *dissimilar*; it chooses the head at test time, with validation images of old tasks; and one encoder, unprotected,
-    serves all tasks, which that choice makes good. Here each task that keeps the attention keeps its encoder (24M
-    parameters at width 2000). With fewer than two similar tasks the released code trains the second head on features
-    under S, whose units the next task overwrites; here there is no second head then. And it keeps the epoch, and lowers
-    the rate, by the validation loss; the trainer here goes by the validation accuracy, for all methods.
+    The released code differs in four points that are not offered: in training it attends to the tasks found
+    *dissimilar*; units of j's network drop out while its read-out is trained; it chooses the head at test time, with
+    validation images of old tasks; and one encoder, unprotected, serves all tasks, which that choice makes good. Here
+    each task that keeps the attention keeps its encoder (24M parameters at width 2000). With fewer than two similar
+    tasks the released code trains the second head on features under S, whose units the next task overwrites; here there
+    is no second head then. And it keeps the epoch, and lowers the rate, by the validation loss; the trainer here goes
+    by the validation accuracy, for all methods.
 
     Between tasks: embeddings, and in the task records the similar tasks and the head chosen.
     """
@@ -61,6 +63,7 @@ class Cat(Hat):
         annealing: Literal["paper", "code"] = "paper"  # as HAT's
         clip_norm: Positive | None = 10000.0  # in place of the recipe's; as HAT's
         readout: Literal["logits", "features"] = "logits"  # of j's network, that similarity is read from; code: logits
+        readout_masks: Literal["own", "code"] = "own"  # of j there: at s_max; code: at s = 1, which blurs them
         similarity_epochs: Count | None = None  # of each read-out and of the reference; null: the recipe's
 
     @classmethod
@@ -105,16 +108,23 @@ class Cat(Hat):
         return [j for j in earlier if accuracy(f"similarity/{j}", partial(self._readout, task, j)) > reference]
 
     def _readout(self, task: LearningTask, earlier: int) -> Probe:
+        scale = self.hyper.s_max if self.hyper.readout_masks == "own" else 1.0
+
+        def features(images: Tensor) -> Tensor:
+            return self.masked_features(images, earlier, self.masks(earlier, scale))
+
         if self.hyper.readout == "features":
-            return Probe(lambda images: self.features(images, earlier), self.hyper.width, task.n_classes)
+            return Probe(features, self.hyper.width, task.n_classes)
         head = self.heads[earlier]
-        return Probe(lambda images: head(self.features(images, earlier)), head.out_features, task.n_classes)
+        return Probe(lambda images: head(features(images)), head.out_features, task.n_classes)
 
     def _reference(self, task: LearningTask) -> Probe:
-        trunk = Mlp(task.train.size, self.hyper.width)
+        trunk, head = Mlp(task.train.size, self.hyper.width), nn.Linear(self.hyper.width, task.n_classes)
         gates = gates_of(trunk)
-        masks = [(torch.rand(size) < 0.5).float().to(self.device) for size in gates.sizes]
-        return Probe(lambda images: gates.features(trunk, images, masks), self.hyper.width, task.n_classes, trunk)
+        masks = [torch.sigmoid(torch.randn(size)).to(self.device) for size in gates.sizes]
+        return Probe(
+            lambda images: head(gates.features(trunk, images, masks)), task.n_classes, task.n_classes, trunk, head
+        )
 
     def build_trunk(self, record: Mapping[str, Any]) -> nn.Module:
         return Mlp(tuple(record["image_size"]), self.hyper.width)

@@ -182,7 +182,8 @@ class LearnToGrow(Modular):
     parts, the task's own BatchNorm and its head are trained by the recipe. Kernels of earlier tasks are frozen always.
 
     The released code differs in what its authors hardly meant: the halves are cut by position, "adapt" drops the
-    kernel that it adapts, and "reuse" takes a 1x1 adapter where the kernel was adapted before.
+    kernel that it adapts, "reuse" takes a 1x1 adapter where the kernel was adapted before, and the search leaves the
+    shortcuts' new kernels as they are.
     """
 
     Hyper = Hyper

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from par.training.losses import cross_entropy
 from par.training.precision import autocast
 
 MOMENTUM = 0.1  # of the running structural losses, as of BatchNorm's statistics (sources.md#lmc)
+CAUGHT = 1e-10  # the structural loss that a fresh module is taken to have on a batch that it alone is to serve
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,16 @@ class Hyper:
     temperature: Positive = 0.1  # S+, S_pl, S_long: 1
     prior_temperature: Positive = 0.1  # S_long: .01
     initialise_from: Literal["mean", "most_likely"] = "mean"  # S+, S_in, S_pl, S_long: most_likely
+    target: Literal["sigmoid", "input"] = "sigmoid"  # of the decoders, which end in a sigmoid; the authors' runs: input
+    catch_outliers: bool = True  # in training, batches foreign to all old modules of a layer go to its fresh one
 
 
 class LocalModule(nn.Module):
     """A functional part and a structural part that decodes its output back to its input."""
 
-    def __init__(self, channels_in: int, channels: int):
+    def __init__(self, channels_in: int, channels: int, target: Literal["sigmoid", "input"] = "sigmoid"):
         super().__init__()
+        self.target = target
         self.functional = ConvModule(channels_in, channels)
         self.structural = nn.Sequential(
             nn.ConvTranspose2d(channels, channels, 2, stride=2),
@@ -54,13 +58,15 @@ class LocalModule(nn.Module):
     def forward(self, inputs: Tensor, through: bool) -> tuple[Tensor, Tensor]:
         """Inputs [n, C', H, W] -> outputs [n, C, ceil(H / 2), ceil(W / 2)] and structural losses [n].
 
-        The loss is the squared error of the decoded output against sigmoid(inputs), mean over positions and channels;
-        the row or column that decoding adds to an odd size does not count. ``through`` lets its gradient reach the
-        functional part and, by that, the layers below; the target gets none.
+        The loss is the squared error of the decoded output against the ``target``, the inputs or their sigmoid, mean
+        over positions and channels; the row or column that decoding adds to an odd size does not count. ``through``
+        lets its gradient reach the functional part and, by that, the layers below; the target gets none.
         """
         outputs = self.functional(inputs)
         decoded = self.structural(outputs if through else outputs.detach())
-        target = torch.sigmoid(inputs.detach())
+        target = inputs.detach()
+        if self.target == "sigmoid":
+            target = torch.sigmoid(target)
         decoded = decoded[:, :, : target.shape[2], : target.shape[3]]
         return outputs, (decoded - target).float().square().mean(dim=(1, 2, 3))
 
@@ -73,16 +79,16 @@ class TaskParts(nn.Module):
         earlier: modules of earlier tasks in each layer.
     """
 
-    def __init__(self, channels: int, earlier: Sequence[int]):
+    def __init__(self, hyper: Hyper, earlier: Sequence[int]):
         super().__init__()
-        self.channels = channels
+        self.hyper = hyper
         self.blocks = nn.ModuleDict()
         for layer, size in enumerate(earlier):
             self.register_buffer(f"losses{layer}", torch.zeros(size))
 
     def add(self, layer: int) -> LocalModule:
         """A fresh module for ``layer``."""
-        module = LocalModule(3 if layer == 0 else self.channels, self.channels)
+        module = LocalModule(3 if layer == 0 else self.hyper.channels, self.hyper.channels, self.hyper.target)
         running = self.running_losses()[layer]
         self.blocks[str(layer)] = module.to(running.device)
         self.register_buffer(f"losses{layer}", running.new_zeros(len(running) + 1))
@@ -113,24 +119,34 @@ class Lmc(Modular):
 
     Before a task is learned, layer by layer from below: where the structural losses of its batches, against those of
     each module on its own task, have a mean z-score beyond ``threshold`` for every module, a fresh module is added. In
-    its projection phase it alone is trained (with the head), and the structural losses of the layers above send their
-    gradient into it, so that it learns to feed them with what they know. Then all fresh modules and the head are
-    trained, and frozen.
+    its projection phase the structural losses of all modules count, weighted by gamma, and those of frozen modules in
+    layers above send their gradient into the fresh ones, so that these learn to feed them with what they know. Then all
+    fresh modules and the head are trained further, and frozen.
+
+    With ``catch_outliers`` a batch of the training that is foreign to all old modules of a layer with a fresh one is
+    left to that one (gamma of the others is 0).
 
     Where this differs from the authors' code: it decides from all batches of the task before training instead of
-    during it. The mean in the prior is the batch's in training only; in evaluation it is the running mean over the
-    task's training batches, like BatchNorm's, so that a prediction depends on its image alone. That mean exists for the
-    modules that were there when the task was learned: as the task is known, later ones do not compete and nothing is
-    forgotten (evaluated without task ids, as in the paper's table, LMC forgets up to .035). Structural losses are
-    summed as they are, not weighted by relevance. Heads are linear, without a structural part. A convolution pads by 1
-    instead of 2 (:mod:`par.networks.modules`).
+    during it, and knows a module by the losses that it has at the end of its own task instead of those of its last
+    training batches. The mean in the prior is the batch's in training only; in evaluation it is the running mean over
+    the task's training batches, like BatchNorm's, so that a prediction depends on its image alone. That mean exists for
+    the modules that were there when the task was learned: as the task is known, later ones do not compete and nothing
+    is forgotten (evaluated without task ids, as in the paper's table, LMC forgets up to .035). Each phase has an
+    optimiser of its own, and the projection keeps its best epoch too. Heads are linear, without a structural part. A
+    convolution pads by 1 instead of 2 (:mod:`par.networks.modules`), and a decoder inside its second layer instead of
+    its first, which leaves nothing of a 1x1 map.
     """
 
     Hyper = Hyper
     capturable = True
     blocks = ()
 
-    _projected: int | None = None  # the layer whose fresh module is in its projection phase
+    _projecting = False  # whether this is a projection phase
+    _statistics: dict[int, Tensor]  # of the older modules in layers whose fresh module catches what is foreign to them
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._statistics = {}
 
     def n_features(self) -> int:
         return n_features(self.hyper.channels)
@@ -142,7 +158,7 @@ class Lmc(Modular):
 
     def build(self, record: dict[str, Any]) -> nn.Module:
         earlier = [sum(layer in other["fresh"] for other in self.tasks) for layer in range(DEPTH)]
-        parts = TaskParts(self.hyper.channels, earlier)
+        parts = TaskParts(self.hyper, earlier)
         for layer in record["fresh"]:
             parts.add(layer)
         return parts
@@ -158,6 +174,7 @@ class Lmc(Modular):
 
     def end_task(self, task: LearningTask, step: Step) -> None:
         self.tasks[-1]["statistics"] = self._own_statistics(task, step)
+        self._statistics = {}
 
     def _deviations(self, task: LearningTask, step: Step, layer: int) -> tuple[Tensor, list[float]]:
         """Of each module of ``layer``: mean structural loss [M] on the task, and absolute mean z-score of its batches.
@@ -180,7 +197,7 @@ class Lmc(Modular):
         order = seeding.torch_generator(step.key, "statistics")
         for rows in trainer.batches(len(task.train), step.recipe.batch_size, order):
             with autocast(self.device):
-                _, losses = self._forward(task.train.batch(rows), task.id, by_batch=True, last_layer=last_layer)
+                _, losses, _ = self._forward(task.train.batch(rows), task.id, by_batch=True, last_layer=last_layer)
             yield losses
 
     def _own_statistics(self, task: LearningTask, step: Step) -> dict[str, list[float]]:
@@ -201,6 +218,9 @@ class Lmc(Modular):
         mean = {name: torch.stack([state[name].float() for state in present]).mean(dim=0) for name in present[0]}
         self.part(self.current.id, TaskParts).add(layer).load_state_dict(mean)
         self.tasks[-1]["fresh"].append(layer)
+        if self.hyper.catch_outliers:
+            known = [self.tasks[self.position(owner)]["statistics"][str(layer)] for owner in owners]
+            self._statistics[layer] = torch.tensor(known, device=self.device).T
 
     def _project(self, task: LearningTask, step: Step, layer: int) -> None:
         if self.hyper.projection_epochs == 0:
@@ -208,39 +228,26 @@ class Lmc(Modular):
         purpose, own = f"projection of layer {layer}", self.own(task.id)
 
         def compute() -> dict[str, Tensor]:
-            self._projected = layer
+            self._projecting = True
             recipe = dataclasses.replace(step.recipe, epochs=self.hyper.projection_epochs, patience=None)
             step.fit(self, task, purpose, recipe)
-            self._projected = None
+            self._projecting = False
             return {name: value.detach().cpu().clone() for name, value in own.state_dict().items()}
 
         own.load_state_dict(step.remember(purpose, compute))
 
-    def modules_to_train(self) -> list[nn.Module]:
-        if self._projected is None:
-            return super().modules_to_train()
-        own = self.part(self.current.id, TaskParts)
-        return [own.blocks[str(self._projected)], self.heads[self.current.id]]
-
     def loss(self, batch: trainer.Batch) -> Tensor:
-        logits, losses = self._forward(batch.images, self.current.id, by_batch=True)
+        logits, losses, weights = self._forward(batch.images, self.current.id, by_batch=True)
         all_running = self.part(self.current.id, TaskParts).running_losses()
         for layer_losses, running in zip(losses, all_running, strict=True):
             mean = layer_losses.detach().mean(dim=0)
             running.copy_(torch.where(running == 0, mean, running.lerp(mean, MOMENTUM)))
-        if self._projected is None:  # those of frozen modules have no gradient
+        if self._projecting:
+            losses = [layer_losses * weight for layer_losses, weight in zip(losses, weights, strict=True)]
+        else:  # those of frozen modules have no gradient
             losses = [losses[layer][:, -1] for layer in self.tasks[-1]["fresh"]]
         structural = sum(layer_losses.mean() for layer_losses in losses)
         return cross_entropy(logits, batch.labels) + self.hyper.structural_weight * structural
-
-    def step_state(self) -> dict[str, Any]:
-        return {"running_losses": self.part(self.current.id, TaskParts).running_losses()}
-
-    def load_step_state(self, state: Mapping[str, Any]) -> None:
-        """Needed in a projection phase, which trains but one module and sees the losses of all."""
-        mine = self.part(self.current.id, TaskParts).running_losses()
-        for running, saved in zip(mine, state["running_losses"], strict=True):
-            running.copy_(saved)
 
     def n_state(self) -> int:
         """Mean and standard deviation of every module's structural loss, and every task's running means."""
@@ -254,22 +261,37 @@ class Lmc(Modular):
 
     def _forward(
         self, images: Tensor, task_id: int, by_batch: bool, last_layer: int = DEPTH - 1
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Logits [n, K] and, per layer up to ``last_layer``, the structural losses [n, M] of its modules.
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Logits [n, K] and, per layer up to ``last_layer``, structural losses and weights [n, M] of its modules.
 
         ``by_batch`` takes the prior over modules from this batch instead of from the task's running means.
         """
-        state, all_losses = images, []
+        state, all_losses, all_weights = images, [], []
         running = self.part(task_id, TaskParts).running_losses()
         for layer in range(last_layer + 1):
-            through = self._projected is not None and layer > self._projected
-            modules = [self.part(owner, TaskParts).blocks[str(layer)] for owner in self.owners(layer, task_id)]
-            outputs, by_module = zip(*(module(state, through) for module in modules), strict=True)
-            losses = torch.stack(by_module, dim=1)
-            all_losses.append(losses)
-            known = losses.detach()
+            above = self._projecting and layer > min(self.tasks[-1]["fresh"])
+            owners = self.owners(layer, task_id)
+            modules = [self.part(owner, TaskParts).blocks[str(layer)] for owner in owners]
+            pairs = (module(state, above and owner != task_id) for module, owner in zip(modules, owners, strict=True))
+            outputs, by_module = zip(*pairs, strict=True)
+            all_losses.append(torch.stack(by_module, dim=1))
+            known = all_losses[-1].detach()
+            if by_batch and layer in self._statistics:
+                known = self._caught(known, self._statistics[layer])
             mean = known.mean(dim=0) if by_batch else running[layer]
             weights = relevance(known, mean, self.hyper.temperature, self.hyper.prior_temperature)
             terms = (weight[:, None, None, None] * output for weight, output in zip(weights.T, outputs, strict=True))
             state = sum(terms, start=torch.zeros((), device=self.device))
-        return self.heads(flatten(state), task_id), all_losses
+            all_weights.append(weights)
+        return self.heads(flatten(state), task_id), all_losses, all_weights
+
+    def _caught(self, losses: Tensor, statistics: Tensor) -> Tensor:
+        """The losses [n, M] with :data:`CAUGHT` for the last module, if the batch is foreign to all others.
+
+        Args:
+            statistics: mean and standard deviation of the others' losses on their own tasks, [2, M - 1].
+        """
+        mean, deviation = statistics
+        deviations = (losses[:, :-1].mean(dim=0) - mean).abs() / (deviation / math.sqrt(len(losses)))
+        caught = torch.where((deviations > self.hyper.threshold).all(), CAUGHT, losses[:, -1:])
+        return torch.cat([losses[:, :-1], caught], dim=1)

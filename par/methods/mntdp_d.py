@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from par.config import Recipe
 from par.methods.bases.method import LearningTask, Step
-from par.methods.bases.mntdp import FRESH, N_BLOCKS, Connections, Mntdp, owners, paths, source_head_fits
+from par.methods.bases.mntdp import FRESH, N_BLOCKS, SOURCE, Connections, Mntdp, owners, paths, source_head_fits
 from par.methods.bases.modular import Candidate
 from par.schema import Count, NonNegative, Positive
 
@@ -31,7 +31,8 @@ class MntdpD(Mntdp):
 
     1. Source: the earlier task whose features give the best k-NN accuracy on this task's validation images.
     2. Candidates: the first c blocks from the source (frozen), the other 7 - c fresh, for c = 0..7; c = 7 takes the
-       source's head too, trains nothing, and is tried where the numbers of classes agree.
+       source's head too, trains nothing, and is tried where the numbers of classes agree. With ``fw_bw`` all paths but
+       those where one fresh block alone stands between two source blocks, which the authors' graphs have not: 65.
     3. Each is trained on its own, over the grid of learning rates and weight decays; the best validation accuracy
        decides, on a tie the path with more source blocks. Only its fresh blocks enter the library.
     """
@@ -47,7 +48,8 @@ class MntdpD(Mntdp):
         source = self.choose_source(task, step.key, self.hyper.k)
         choices = [(FRESH,) * N_BLOCKS]
         if source is not None:
-            choices = paths(self.hyper.connections, source_head_fits(source, task))
+            found = paths(self.hyper.connections, source_head_fits(source, task))
+            choices = [path for path in found if not _bridges(path)]
         recipes = self._grid(step.recipe)
         for path in choices:
             record = {"path": owners(path, task.id, source)}
@@ -62,3 +64,8 @@ class MntdpD(Mntdp):
             dataclasses.replace(recipe, learning_rate=rate, weight_decay=decay)
             for rate, decay in itertools.product(rates, decays)
         ]
+
+
+def _bridges(path: tuple[int, ...]) -> bool:
+    """Whether somewhere one fresh block alone stands between two source blocks."""
+    return (SOURCE, FRESH, SOURCE) in zip(path, path[1:], path[2:], strict=False)

@@ -75,6 +75,11 @@ class PathSampler(nn.Module):
         log_p = self.log_probability(self.choices)
         return -(log_p.exp() * log_p).sum()
 
+    def objective(self, losses: Tensor, drawn: Tensor, entropy_weight: float) -> Tensor:
+        """What is maximised, from the losses [n] of images along their paths int64 [n, depth] (:class:`MntdpS`)."""
+        reward = losses.detach().mean() - losses.detach()
+        return (reward * self.log_probability(drawn)).mean() + entropy_weight * self.entropy()
+
     def best(self) -> tuple[int, ...]:
         """The most probable path, on a tie the one with most source blocks at the bottom."""
         return tuple(self.choices[int(self.log_probability(self.choices).argmax())].tolist())
@@ -143,9 +148,7 @@ class MntdpS(Mntdp):
         drawn = self.sampler.sample(batch.drawn["uniform"])
         logits = self._along(batch.images, drawn)
         losses = functional.cross_entropy(logits.float(), batch.labels, reduction="none")
-        reward = losses.detach().mean() - losses.detach()
-        objective = (reward * self.sampler.log_probability(drawn)).mean()
-        objective = objective + self.hyper.entropy_weight * self.sampler.entropy()
+        objective = self.sampler.objective(losses, drawn, self.hyper.entropy_weight)
         (gradient,) = torch.autograd.grad(-objective, [self.sampler.logits])
         self.sampler.logits.grad = gradient
         self._path_optimizer.step()

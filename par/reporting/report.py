@@ -225,7 +225,7 @@ class _Report:
         return [page.Section("Sweeps of alpha and beta", tuple(items))] if items else []
 
     def _swept(self, name: str) -> list[str]:
-        """The variants that sweep the threshold ``name``, and PAR where it has the sweep's other threshold and seeds."""
+        """The variants that sweep ``name``, and PAR itself where it has the same other threshold and the same seeds."""
         points = self.config.sweeps.points(name)
         of_sweep = {"alpha": self.config.beta == PAPER_BETA, "beta": self.config.alpha == PAPER_ALPHA}[name]
         same_seeds = all(self.config.seeds_of(PAR) == self.config.seeds_of(point) for point in points)

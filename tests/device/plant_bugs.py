@@ -33,7 +33,7 @@ BUGS = {
     "masks": Bug("hat", "methods/hat.py", "torch.zeros(size, device=self.device)", "torch.zeros(size)"),
     "embeddings": Bug("hat", "methods/hat.py", "= own.to(self.device)", "= own"),
     "open units": Bug("cat", "methods/cat.py", "torch.ones(size, device=self.device)", "torch.ones(size)"),
-    "drawn masks": Bug("cat", "methods/cat.py", "< 0.5).float().to(self.device)", "< 0.5).float()"),
+    "drawn masks": Bug("cat", "methods/cat.py", "torch.randn(size)).to(self.device)", "torch.randn(size))"),
     "attention": Bug("cat", "methods/cat.py", "= attention.to(self.device)", "= attention"),
     "statistics": Bug(
         "er", "methods/bases/memory.py", "for record in records], device=device)", "for record in records])"

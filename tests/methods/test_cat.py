@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from par.methods.bases.method import LearningTask, Step
+from par.networks.attention import TransferAttention
 from par.schema import ConfigError
 from par.training import trainer
 from tests.methods.tasks import RECIPE, images, learner, step, task, through_a_file
@@ -250,3 +251,45 @@ def test_any_image_size_is_learned(size):
     model = learner("cat", **SMALL)
     model.learn(task(0, size=size, per_class=4), step(0, dataclasses.replace(SHORT, epochs=1)))
     assert model.logits(torch.zeros(2, 3, size, size), 0).shape == (2, 3)
+
+
+def test_attention_is_that_of_its_formula():
+    torch.manual_seed(0)
+    attention = TransferAttention(6, 2).eval()
+    tokens = torch.randn(4, 3, 6)
+    query = attention.query.detach().clamp(min=0)
+
+    def norm(number, values):
+        values = values - values.mean(dim=-1, keepdim=True)
+        own = attention.norms[number]
+        return values / (values.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt() * own.weight + own.bias
+
+    of_query, of_keys, of_values = attention.attention.in_proj_weight.chunk(3)
+    projected, keys, values = of_query @ norm(0, query), tokens @ of_keys.T, tokens @ of_values.T
+    attended = []
+    for units in (slice(0, 3), slice(3, 6)):
+        weights = (keys[:, :, units] @ projected[units] / 3**0.5).softmax(dim=1)
+        attended.append((weights[:, :, None] * values[:, :, units]).sum(dim=1))
+    features = query + torch.cat(attended, dim=1) @ attention.attention.out_proj.weight.T
+    features = features + attention.output(attention.hidden(norm(1, features)).relu())
+    assert torch.allclose(attention(tokens), norm(2, features), atol=1e-5)
+    assert (attention.query < 0).any() and (attention.query > 0).any()
+
+
+def test_the_reference_reads_logits_of_a_network_under_random_masks():
+    model = learner("cat", **SMALL)
+    probe = model._reference(task(0))
+    trunk, head = probe.trained
+    assert head.out_features == probe.heads.n_features == 3
+    pixels = task(0).valid.batch(torch.arange(5))
+    probe.eval()
+    plain = head(trunk(pixels))
+    with torch.no_grad():
+        for layer in (*trunk.layers, head):
+            layer.bias.zero_()
+        assert not torch.allclose(probe.features(pixels), plain)
+        trunk.layers[1].weight.copy_(torch.eye(20))
+        head.weight.copy_(torch.eye(20)[:3])
+        shares = probe.features(pixels) / trunk.layers[0](pixels.flatten(1)).relu()[:, :3]
+    known = shares.isfinite().all(dim=1)
+    assert known.any() and ((shares[known] > 0) & (shares[known] < 1)).all()

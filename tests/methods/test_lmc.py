@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from par.methods.lmc import LocalModule, relevance
+from par.training import trainer
 from tests.methods import modular_cases as cases
 
 
@@ -135,7 +136,8 @@ def test_a_task_that_decodes_far_better_is_foreign_too():
 
 @pytest.mark.parametrize("choice", ["mean", "most_likely"])
 def test_a_new_module_starts_as_its_layer_is(choice):
-    method = cases.grown("lmc", [{"fresh": [0, 1, 2, 3]}, {"fresh": [1]}, {"fresh": []}], initialise_from=choice)
+    records = [{"fresh": [0, 1, 2, 3]}, {"fresh": [1]}, {"fresh": []}]
+    method = cases.grown("lmc", records, initialise_from=choice, catch_outliers=False)
     method.current = cases.LearningTask(2, 10, cases.task(2).train, cases.task(2).valid)
     method._expand(1, torch.tensor([0.3, 0.2]))
     first, second, new = (method.parts[str(owner)].blocks["1"].functional[0].weight for owner in range(3))
@@ -166,11 +168,77 @@ def test_structural_losses_above_steer_the_new_module_in_its_projection_phase():
     images = cases.task(1).train.batch(torch.arange(8))
     weight = method.parts["1"].blocks["1"].functional[0].weight.requires_grad_(True)
     reached = []
-    for projected in (None, 1):
-        method._projected = projected
+    for method._projecting in (False, True):
         upper = method._forward(images, 1, by_batch=True)[1][2].sum()
         reached.append(upper.requires_grad and bool(torch.autograd.grad(upper, weight)[0].any()))
     assert reached == [False, True]
+
+
+def two_fresh(**hyper):
+    """A learner in whose second task layers 1 and 2 have a fresh module beside that of the first."""
+    method = trained(**hyper)
+    method.grow(method.record(cases.task(1)) | {"fresh": []})
+    method.current = cases.task(1)
+    for layer in (1, 2):
+        method._expand(layer, torch.ones(1))
+    method.parts["1"].blocks["2"].functional[0].weight.data.mul_(1.5)
+    method.requires_grad_(True)
+    return method, cases.task(1).train.batch(torch.arange(8))
+
+
+def test_structural_losses_of_frozen_modules_alone_reach_the_fresh_ones_below():
+    method, images = two_fresh()
+    method._projecting = True
+    weight = method.parts["1"].blocks["1"].functional[0].weight
+    _, losses, _ = method._forward(images, 1, by_batch=True)
+    reached = {}
+    for layer in range(4):
+        for number, module in enumerate(losses[layer].sum(dim=0)):
+            (gradient,) = torch.autograd.grad(module, weight, retain_graph=True, allow_unused=True)
+            reached[layer, number] = gradient is not None and bool(gradient.any())
+    expected = {(2, 0), (3, 0)}  # not the fresh one of layer 2, which learns to decode what it gets
+    assert {place for place, there in reached.items() if there} == expected
+
+
+def test_all_structural_losses_count_by_relevance_in_a_projection_phase():
+    method, images = two_fresh(structural_weight=10.0)
+    batch = trainer.Batch(images, cases.task(1).train.labels[:8], torch.arange(8))
+    totals = []
+    for method._projecting in (False, True):
+        total = method.loss(batch).item()
+        logits, losses, weights = method._forward(images, 1, by_batch=True)
+        ours = [losses[layer][:, 1] for layer in (1, 2)]
+        if method._projecting:
+            ours = [layer_losses * weight for layer_losses, weight in zip(losses, weights, strict=True)]
+        expected = torch.nn.functional.cross_entropy(logits, batch.labels) + 10 * sum(part.mean() for part in ours)
+        assert total == pytest.approx(expected.item(), rel=1e-5)
+        totals.append(total)
+    assert totals[0] != pytest.approx(totals[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("mean, caught", [(1e3, True), (None, False)])
+def test_a_batch_that_no_old_module_knows_goes_to_the_fresh_one(mean, caught):
+    method, images = two_fresh(temperature=1.0, prior_temperature=1.0, threshold=4.0)
+    own, _ = method.tasks[0]["statistics"]["1"]
+    method._statistics = {1: torch.tensor([[own if mean is None else mean], [1.0]])}
+    weights = method._forward(images, 1, by_batch=True)[2][1]
+    assert bool((weights[:, 1] > 0.999).all()) == caught
+    in_evaluation = method._forward(images, 1, by_batch=False)[2][1]
+    assert not (in_evaluation[:, 1] > 0.999).all()
+
+
+def test_old_modules_are_known_by_their_own_statistics():
+    method, _ = two_fresh()
+    assert method._statistics.keys() == {1, 2}
+    for layer, statistics in method._statistics.items():
+        assert statistics.flatten().tolist() == pytest.approx(method.tasks[0]["statistics"][str(layer)])
+    assert not two_fresh(catch_outliers=False)[0]._statistics
+
+
+def test_the_target_of_decoders_is_an_option():
+    module, inputs = LocalModule(3, 4, "input").eval(), torch.randn(5, 3, 16, 16)
+    outputs, losses = module(inputs, through=False)
+    torch.testing.assert_close(losses, (module.structural(outputs) - inputs).square().flatten(1).mean(1))
 
 
 def test_running_losses_are_kept_for_evaluation_and_counted():

@@ -46,7 +46,7 @@ def test_the_source_is_the_task_with_the_best_knn_accuracy():
         reference = KNeighborsClassifier(5, algorithm="brute").fit(features[0], task.train.labels.numpy())
         scores.append(reference.score(features[1], task.valid.labels.numpy()))
     assert len(set(scores)) > 1
-    assert method.choose_source(task, "key", 5)["task"] == scores.index(max(scores))
+    assert method.choose_source(task, "key", 5)["task"] == max(range(4), key=lambda number: (scores[number], number))
 
 
 def test_the_first_task_has_no_source():
@@ -80,6 +80,21 @@ def test_a_candidate_that_diverges_is_left_out():
     with pytest.raises(trainer.DivergedError):
         method.learn(cases.task(0), cases.step(0))
     assert method.tasks == [] and not method.parts
+
+
+def test_no_candidate_bridges_two_source_blocks_by_one_fresh_block():
+    method = cases.grown("mntdp_d", [{"path": [0] * 7, "n_classes": 3}], connections="fw_bw")
+    method.choose_source = lambda task, key, k: method.tasks[0]
+    found = {tuple(candidate.record["path"]) for candidate in method.candidates(cases.task(5), cases.step(5))}
+    everything = set(itertools.product((0, 5), repeat=7))
+    assert len(found) == 65 and found < everything
+    assert all("050" in "".join(map(str, path)) for path in everything - found)
+    assert (0, 5, 5, 0, 0, 0, 5) in found and (5, 0, 5, 5, 0, 0, 0) in found
+
+
+def test_the_later_of_two_equally_good_sources_is_chosen():
+    method = cases.grown("mntdp_d", [{"path": [0] * 7}, {"path": [0] * 7}])
+    assert method.choose_source(cases.task(2), "test", 5)["task"] == 1
 
 
 def test_paths_with_more_source_blocks_come_first():

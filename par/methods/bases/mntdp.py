@@ -67,7 +67,7 @@ class Mntdp(Modular):
         """Record of the earlier task whose features serve a k-NN classifier of ``task`` best; None for the first task.
 
         The classifier has training images as references and is scored on validation images, at most 1000 of each.
-        On a tie the task learned earlier wins.
+        On a tie the task learned later wins, as in the authors' code.
         """
         splits = [_some(task.train, f"{key}/train"), _some(task.valid, f"{key}/valid")]
         best, best_accuracy = None, -1.0
@@ -75,7 +75,7 @@ class Mntdp(Modular):
         for record in self.tasks:
             train, valid = (self._all_features(images, record["path"]) for images in splits)
             accuracy = knn_accuracy(train, splits[0].labels, valid, splits[1].labels, k)
-            if accuracy > best_accuracy:
+            if accuracy >= best_accuracy:
                 best, best_accuracy = record, accuracy
         return best
 
