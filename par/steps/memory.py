@@ -38,17 +38,17 @@ def shortage(peaks: Sequence[float], workers: Workers, device: torch.device, clu
         return None
     if cluster is not None:
         side_by_side, room, where = 1, cluster.memory_gb * GB, "memory_gb of cluster.yaml is"
-        remedy = f"set it to {math.ceil(max(peaks) / GB)}"
+        remedy = f"set it to {math.ceil(max(peaks) / GB)}, or lower"
     else:
         side_by_side, room, where = _on_this_machine(workers, device)
-        remedy = "lower `workers`"
+        remedy = "lower `workers` or" if side_by_side > 1 else "lower"
     largest = sorted(peaks, reverse=True)[:side_by_side]
     if sum(largest) <= room:
         return None
     jobs = "the largest job needs" if len(largest) == 1 else f"the {len(largest)} largest jobs together need"
     return (
         f"{jobs} some {sum(largest) / GB:.1f} GB (an estimate), and {where} {room / GB:.1f}: "
-        f"{remedy}, or recipe.batch_size in params.yaml, which changes what is learned."
+        f"{remedy} recipe.batch_size in params.yaml, which changes what is learned."
     )
 
 
