@@ -18,6 +18,7 @@ from par.steps import slurm
 from par.steps.cluster import EXECUTOR, EXECUTORS, Cluster, cluster_in_use
 from par.steps.estimate import Throughput
 from par.steps.jobs import Planned
+from par.steps.memory import GB, peak_bytes, shortage
 from par.steps.schedule import Timed, simulate
 from par.steps.slots import Workers, workers_of
 from par.steps.store import DEFAULT_FOLDER, Store
@@ -49,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config, store, cluster = load(options.params), Store(resolve_path(DEFAULT_FOLDER)), cluster_in_use()
         workers = workers_of(config.workers, config.workers_per_device, device_and_precision(config)[0])
         if options.plan:
-            print(plan_table(survey(config, store), cluster.parallelism if cluster else workers.count))
+            found = survey(config, store)
+            print(plan_table(found, cluster.parallelism if cluster else workers.count))
+            _warn_of_memory(found, workers, config, cluster)
         else:
             _fill(config, store, workers, cluster, options.on_interrupt == "cancel")
 
@@ -65,6 +68,7 @@ def _fill(config: Config, store: Store, workers: Workers, cluster: Cluster | Non
     print(
         f"{n_steps} of {found.n_steps} steps to compute in {len(found.work)} jobs, about {hours:.1f} h of one worker."
     )
+    _warn_of_memory(found, workers, config, cluster)
     jobs = [work.planned(found.throughput) for work in found.work]
     try:
         outcome = run_jobs(jobs, store, workers, "fill", cluster)
@@ -88,6 +92,12 @@ def _prepare(config: Config) -> None:
         raise StageError("`dvc repro` of the stages up to route failed, see above; the store was not filled.")
 
 
+def _warn_of_memory(found: Survey, workers: Workers, config: Config, cluster: Cluster | None) -> None:
+    peaks = [peak_bytes(work.kind) for work in found.work]
+    if (sentence := shortage(peaks, workers, device_and_precision(config)[0], cluster)) is not None:
+        print(f"fill: {sentence}", file=sys.stderr)
+
+
 def _interrupted(jobs: Sequence[Planned], store: Store, cancel: bool) -> None:
     if cancel:
         print(f"\nfill: {slurm.cancel(jobs, store)} jobs cancelled.", file=sys.stderr)
@@ -97,7 +107,7 @@ def _interrupted(jobs: Sequence[Planned], store: Store, cancel: bool) -> None:
 
 def plan_table(found: Survey, n_workers: int) -> str:
     """What is lacking, a line a stream and method, with sums and what the hours rest on."""
-    rows: list[tuple[str, ...]] = [("stream", "method", "steps", "images", "hours", "by")]
+    rows: list[tuple[str, ...]] = [("stream", "method", "steps", "images", "hours", "GB", "by")]
     streams = dict.fromkeys(work.stream for work in found.work)
     for stream in streams:
         of_stream = [work for work in found.work if work.stream == stream]
@@ -108,7 +118,7 @@ def plan_table(found: Survey, n_workers: int) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(
-            cell.rjust(width) if 1 < n < 5 else cell.ljust(width) for n, (cell, width) in enumerate(zip(row, widths))
+            cell.rjust(width) if 1 < n < 6 else cell.ljust(width) for n, (cell, width) in enumerate(zip(row, widths))
         )
         for row in rows
     ]
@@ -119,7 +129,8 @@ def _row(stream: str, learner: str, work: Sequence[Work], throughput: Throughput
     hours = sum(one.seconds(throughput) for one in work) / HOUR
     basis = " and ".join(sorted({throughput.basis(one.kind) for one in work}))
     images = sum(one.images for one in work)
-    return stream, learner, f"{sum(one.steps for one in work):,}", f"{images:,}", f"{hours:,.2f}", basis
+    peak = max((peak_bytes(one.kind) for one in work), default=0) / GB
+    return stream, learner, f"{sum(one.steps for one in work):,}", f"{images:,}", f"{hours:,.2f}", f"{peak:.1f}", basis
 
 
 def _notes(found: Survey, n_workers: int) -> list[str]:
@@ -127,6 +138,7 @@ def _notes(found: Survey, n_workers: int) -> list[str]:
     schedule = simulate([Timed(w.key, w.after, w.seconds(found.throughput)) for w in found.work], n_workers)
     lines = [
         "Hours of one worker; steps that learners share are the first one's. Early stops can only shorten them.",
+        "GB: of memory, a worker at its fullest, estimated by batch, pixels and width; less in bfloat16.",
         f"On {n_workers} workers about {schedule.makespan / HOUR:,.2f} h, of which the longest search and chain take "
         f"{schedule.critical / HOUR:,.2f} h.",
     ]

@@ -162,13 +162,17 @@ def compute(jobs: Mapping[str, Job], config: Config, title: str, run: tracking.R
     """
     from par.steps.cluster import cluster_in_use
     from par.steps.jobs import Planned
+    from par.steps.memory import shortage_of
     from par.steps.slots import workers_of
     from par.steps.store import DEFAULT_FOLDER, Store
     from par.steps.workers import run_jobs
 
     store, planned = Store(resolve_path(DEFAULT_FOLDER)), [Planned(key, job) for key, job in jobs.items()]
-    workers = workers_of(config.workers, config.workers_per_device, device_and_precision(config)[0])
-    outcome = run_jobs(planned, store, workers, title, cluster_in_use())
+    device, cluster = device_and_precision(config)[0], cluster_in_use()
+    workers = workers_of(config.workers, config.workers_per_device, device)
+    if (sentence := shortage_of(jobs.values(), store, workers, device, cluster)) is not None:
+        print(f"{title}: {sentence}", file=sys.stderr)
+    outcome = run_jobs(planned, store, workers, title, cluster)
     run.metrics({"steps_computed": outcome.steps_computed, "steps_reused": outcome.steps_reused})
     check_outcome(outcome)
     return store

@@ -65,8 +65,13 @@ class Survey:
     unknown: tuple[str, ...]
 
 
-def survey(config: Config, store: Store, streams: Sequence[str] | None = None) -> Survey:
+def survey(
+    config: Config, store: Store, streams: Sequence[str] | None = None, *, by_definition: bool = False
+) -> Survey:
     """What the store lacks of ``streams``, by default of all that params.yaml lists.
+
+    Args:
+        by_definition: as if no stream were built here, so that the outcome depends on params.yaml alone.
 
     Raises:
         ConfigError: a value of params.yaml that cannot be used.
@@ -76,7 +81,7 @@ def survey(config: Config, store: Store, streams: Sequence[str] | None = None) -
     work: list[Work] = []
     outlined, unknown = [], []
     for stream in config.streams if streams is None else streams:
-        if is_routed(config, stream):
+        if not by_definition and is_routed(config, stream):
             for learner, key, job in jobs_of(config, stream):
                 jobs.setdefault(key, (stream, learner, job))
         elif (tasks := outline(stream)) is not None:

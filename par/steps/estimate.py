@@ -34,7 +34,8 @@ class Kind:
     """What steps have in common that take equally long an image.
 
     ``settings`` are JSON of the network, of the method's hyper-parameters and of the recipe; ``width`` that of the
-    networks whose width params.yaml sets, else None. ``stops``: early, by the recipe's patience.
+    networks whose width params.yaml sets, else None. ``stops``: early, by the recipe's patience. ``batch``: images of
+    a training step.
     """
 
     method: str
@@ -43,6 +44,7 @@ class Kind:
     size: int
     device: str
     stops: bool
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,17 @@ class _Method:
     ms: Positive
     stopping_ms: Positive | None = None
     more: float = 0.0
+    memory_kb: Positive | None = None
 
 
 @dataclass(frozen=True)
 class _Table:
     image_size: int
     width: int
+    step_ms: Positive
     cuda: Positive
+    cuda_step_ms: Positive
+    memory_kb: Positive
     methods: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -70,7 +76,8 @@ def kind_of(settings: LearnerSettings, size: int, device: str, *, search: bool =
     stops = (
         not search and settings.recipe.patience is not None and 3 * settings.recipe.patience <= settings.recipe.epochs
     )
-    return Kind(SEARCH if search else settings.method, canonical_json(alike), of_network, size, device, stops)
+    name, batch = SEARCH if search else settings.method, settings.recipe.batch_size
+    return Kind(name, canonical_json(alike), of_network, size, device, stops, batch)
 
 
 def kind_of_job(job: Job) -> Kind | None:
@@ -85,6 +92,12 @@ def kind_of_job(job: Job) -> Kind | None:
             tasks = load_stream(job.directory).tasks
             return kind_of(job.settings, max(tasks[job.chain[0].index].image_size), job.device.type)
     return None
+
+
+def kilobytes_per_pixel(kind: Kind) -> float:
+    """Memory that a pixel of each image of a batch takes in training, by the table, which is of the paper's widths."""
+    table = _table()
+    return (_row(kind.method).memory_kb or table.memory_kb) * (kind.width or table.width) / table.width
 
 
 class Throughput:
@@ -103,17 +116,23 @@ class Throughput:
         """Seconds of ``n_images`` in a chain of ``n_tasks``."""
         if kind in self._measured:
             return n_images * self._measured[kind]
-        table = _table()
-        row = parse(_Method, table.methods.get(kind.method, table.methods[FALLBACK]), f"{TABLE.name}: {kind.method}")
+        table, row, on_card = _table(), _row(kind.method), kind.device == "cuda"
         scale = (kind.size / table.image_size) ** 2 * ((kind.width or table.width) / table.width) ** 2
-        scale /= table.cuda if kind.device == "cuda" else 1
-        ms = (kind.stops and row.stopping_ms) or row.ms
-        return n_images * scale * (ms + row.more * (n_tasks - 1) / 2) / 1000
+        scale /= table.cuda if on_card else 1
+        ms = scale * (((kind.stops and row.stopping_ms) or row.ms) + row.more * (n_tasks - 1) / 2)
+        least = (table.cuda_step_ms if on_card else table.step_ms) / kind.batch
+        return n_images * max(ms, least) / 1000
 
 
 @cache
 def _table() -> _Table:
     return parse(_Table, read_yaml(TABLE), TABLE.name)
+
+
+@cache
+def _row(method: str) -> _Method:
+    methods = _table().methods
+    return parse(_Method, methods.get(method, methods[FALLBACK]), f"{TABLE.name}: {method}")
 
 
 def measure(jobs: Iterable[Job], store: Store, present: Collection[str]) -> Throughput:

@@ -32,7 +32,7 @@ def project(tmp_path_factory) -> Path:
 @pytest.mark.slow
 def test_filled_then_assembled(project):
     plan = run(project, *FILL, "--plan").stdout
-    assert re.search(r"^tiny +par +3 +256 +\d\.\d\d +table$", plan, re.MULTILINE), plan
+    assert re.search(r"^tiny +par +3 +256 +\d\.\d\d +\d\.\d +table$", plan, re.MULTILINE), plan
     assert "Not built" in plan and "every task of PAR is taken to be searched" in plan
     assert not (project / "data").exists(), "a plan builds nothing"
 
@@ -49,7 +49,7 @@ def test_filled_then_assembled(project):
 
     next(path for path in Store(project / ".par/store").entries() if "info" in read_entry(path)).unlink()
     plan = run(project, *FILL, "--plan").stdout
-    assert re.search(r"^all +all +\d+ +\d+ +\d\.\d\d +measured$", plan, re.MULTILINE), plan
+    assert re.search(r"^all +all +\d+ +\d+ +\d\.\d\d +\d\.\d +measured$", plan, re.MULTILINE), plan
 
 
 @pytest.mark.slow
