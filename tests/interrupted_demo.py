@@ -1,7 +1,8 @@
 """Does an interrupted pipeline end with the same bytes? ``python -m tests.interrupted_demo [--kills 10] [--seed 0]``.
 
 Two clones of the checkout, as committed, run ``dvc repro`` on the same params.yaml, by default the shipped demo; each
-has a cache, a store and an MLflow database of its own. Nothing disturbs the first. The second is killed at random
+has a cache, a store and an MLflow database of its own. Nothing disturbs the first, which may be a checkout that has
+run already (``--straight``). The second is killed at random
 points of its progress: dvc, the stage, one of its workers or all of them, by SIGKILL, SIGTERM or SIGINT; where that
 ends dvc, it is started again. In the end every file that does not hold a time must be equal. Draws are seeded, but
 what they hit is a matter of the machine's speed.
@@ -119,15 +120,20 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): sha256_bytes(path.read_bytes()) for path in files}
 
 
-def compare_runs(home: Path, kills: int, seed: int, params: Path | None) -> list[str]:
+def compare_runs(home: Path, kills: int, seed: int, params: Path | None, done: Path | None = None) -> list[str]:
     """Run both in ``home`` and print what came of it; returns a line for every file that is not in both and equal.
+
+    Args:
+        done: a checkout in which the pipeline has run undisturbed, so that only the other run is needed.
 
     Raises:
         Broken: as :func:`interrupted`.
     """
-    folders = [clone(home / name, params) for name in ("straight", "interrupted")]
-    seconds = straight(folders[0])
-    print(f"undisturbed: {seconds:.0f} s", file=sys.stderr, flush=True)
+    folders = [done or clone(home / "straight", params), clone(home / "interrupted", params)]
+    undisturbed = "in a run before"
+    if done is None:
+        undisturbed = f"{straight(folders[0]):.0f} s"
+        print(f"undisturbed: {undisturbed}", file=sys.stderr, flush=True)
     generator, total = random.Random(seed), progress(folders[0])
     points = sorted(generator.choices(range(total), k=kills))
     delays = [generator.uniform(0, LONGEST_DELAY) for _ in points]
@@ -139,7 +145,7 @@ def compare_runs(home: Path, kills: int, seed: int, params: Path | None) -> list
     words = ", ".join(f"{times}x {what}" for what, times in sorted(struck.items()))
     size = sum(name.endswith("predictions.npz") for name in before)
     print("\n".join([*differences, f"kills: {words}"]))
-    print(f"undisturbed {seconds:.0f} s; {kills} kills, dvc started {starts} times, {took:.0f} s")
+    print(f"undisturbed {undisturbed}; {kills} kills, dvc started {starts} times, {took:.0f} s")
     print(f"{len(before)} files, {size} of them predictions: {len(differences) or 'no'} differences")
     return differences
 
@@ -150,11 +156,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the moments, the targets and the signals")
     parser.add_argument("--params", type=Path, metavar="FILE", help="in place of the committed params.yaml")
+    parser.add_argument("--straight", type=Path, metavar="FOLDER", help="a checkout that has run undisturbed already")
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would dvc
     with tempfile.TemporaryDirectory() as home:
         try:
-            return 1 if compare_runs(Path(home), options.kills, options.seed, options.params) else 0
+            return 1 if compare_runs(Path(home), options.kills, options.seed, options.params, options.straight) else 0
         except Broken as broken:
             print(broken)
             return 1
