@@ -153,18 +153,18 @@ def test_a_stream_that_the_preset_leaves_out_for_a_method_says_so(published):
     letter = next(
         note[1] for note in table.notes if note.endswith("leaves this stream out for this method, as the paper does.")
     )
-    assert cells["DEMO S-long\nAP"] == f"not run [{letter}]"
+    assert cells["DEMO S-long, 20 tasks\nAP"] == f"not run [{letter}]"
     assert cells["DEMO S-\nAP"].startswith("not run\npaper"), "this stream is not in the preset at all"
 
 
 def test_a_stand_in_shows_the_papers_values_without_verdict(config, published):
     scores = scores_of(config, {"demo_minus": result("demo_minus"), "demo_long": {}}, published)
     table = tables.paper_table(config, "ctrl", scores, published)
-    assert table.columns[1::2] == ("DEMO S-\nAP", "DEMO S-long\nAP")
+    assert table.columns[1::2] == ("DEMO S-\nAP", "DEMO S-long, 20 tasks\nAP")
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["PAR"][0].endswith("paper 0.706") and "reproduced" not in "".join(map("".join, table.rows))
     assert rows["PAR"][2] == "not run\npaper 0.773"
-    assert table.notes[0].startswith("Other images than the paper's: DEMO S- for CTrL S-, DEMO S-long for CTrL S-long;")
+    assert table.notes[0].startswith("Other images than the paper's: DEMO S- for CTrL S-, DEMO S-long, 20 tasks for CTrL S-long;")
 
 
 def test_the_ablation_has_the_variants_and_their_hours(config, published):
