@@ -33,7 +33,8 @@ def _built(stream: str, seeds: tuple[int, ...], methods: tuple[str, ...], epochs
     for seed in seeds:
         build_stream(stream, seed, Path("data/sources"), STREAMS / stream / str(seed))
     config = replace(load(), streams=(stream,), seeds=seeds, methods={name: {} for name in methods}, predict="ends")
-    return replace(config, recipe=replace(Recipe(), epochs=epochs, batch_size=32), device="cpu")
+    recipe = replace(Recipe(), epochs=epochs, batch_size=32)
+    return replace(config, recipe=recipe, device="cpu", numerics="native")
 
 
 def measure_workers() -> None:
