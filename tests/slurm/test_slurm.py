@@ -159,6 +159,13 @@ def assert_same(project: Path, local: Path) -> None:
     assert not list(store.running()) and not list(store.folder.glob("??/.*"))
 
 
+def cancel(slurm: Slurm, job: str) -> None:
+    """Cancel a job; SLURM may not find one that has just been started, and then ``scancel`` succeeds without effect."""
+    while job in running_jobs(slurm):
+        slurm.ask("scancel", job)
+        time.sleep(0.5)
+
+
 def running_jobs(slurm: Slurm) -> list[str]:
     """Numbers of the jobs that run, each its own also in an array."""
     return slurm.ask("squeue", "--noheader", "--array", "--states=RUNNING", "--format=%A").split()
@@ -291,7 +298,7 @@ def training(project: Path, slurm: Slurm) -> Iterator[tuple[subprocess.Popen[str
 
 def test_a_cancelled_job_is_one_sentence_and_done_by_the_next_run(project, local, slurm):
     with training(project, slurm) as (process, victim):
-        slurm.ask("scancel", victim.job)
+        cancel(slurm, victim.job)
         victim.mark()
         printed = finish(process, check=False)
     assert process.returncode == 1 and "left the queue without a result" in printed, printed
