@@ -164,7 +164,9 @@ def test_a_stand_in_shows_the_papers_values_without_verdict(config, published):
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["PAR"][0].endswith("paper 0.706") and "reproduced" not in "".join(map("".join, table.rows))
     assert rows["PAR"][2] == "not run\npaper 0.773"
-    assert table.notes[0].startswith("Other images than the paper's: DEMO S- for CTrL S-, DEMO S-long, 20 tasks for CTrL S-long;")
+    assert table.notes[0].startswith(
+        "Other images than the paper's: DEMO S- for CTrL S-, DEMO S-long, 20 tasks for CTrL S-long;"
+    )
 
 
 def test_the_ablation_has_the_variants_and_their_hours(config, published):
