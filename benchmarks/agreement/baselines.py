@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import io
-import tempfile
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
@@ -31,7 +31,7 @@ from benchmarks.agreement.comparison import (
     in_dtype,
     largest_difference,
     recorded,
-    show,
+    run,
     small_tasks,
 )
 from par import seeding
@@ -40,7 +40,7 @@ from par.methods import load_method
 from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.penalty import QuadraticPenalty, flatten
 from par.settings import resolve
-from par.streams import build_stream, load_stream
+from par.streams import Stream
 from par.training import trainer
 
 N_CLASSES, N_IMAGES = 10, 96
@@ -191,14 +191,14 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=2, help="3 show PNN's mixture of columns")
     parser.add_argument("--methods", nargs="+", default=list(PAIRS), choices=list(PAIRS))
     options = parser.parse_args()
-    torch.set_num_threads(1)
     modules = repository.load(options.repository)
     print(f"WenjinW/PAR at {repository.commit(options.repository)}, torch {torch.__version__}, numpy {np.__version__}")
-    with tempfile.TemporaryDirectory() as folder:
-        build_stream("cifar100_10", 0, options.data, folder)
-        tasks = small_tasks(load_stream(folder), (N_IMAGES,) * options.tasks, step=2)
-        differing = show(row for name in options.methods for row in compare(modules, name, tasks))
-    raise SystemExit(f"{differing} comparisons differ" if differing else 0)
+
+    def compared(stream: Stream) -> Iterator[Row]:
+        tasks = small_tasks(stream, (N_IMAGES,) * options.tasks, step=2)
+        return itertools.chain.from_iterable(compare(modules, name, tasks) for name in options.methods)
+
+    run(options.data, compared)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 from unittest import mock
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from par.methods.bases.method import LearningTask, Method, Step
+from par.streams import Stream, build_stream, load_stream
 from par.training import trainer
 from par.training.images import Images
 
@@ -105,18 +108,23 @@ class ConvertedImages(Images):
         return part
 
 
+def without_dropout(network: nn.Module) -> nn.Module:
+    """The network, in which nothing drops out any more."""
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(module, nn.MultiheadAttention):
+            module.dropout = 0.0
+    return network
+
+
 def recorded(method: type[Method]) -> type[Method]:
     """A learner of ``method`` in torch's default dtype, without dropout, that keeps what it began a task with and
     trained on."""
 
     def start_task(self, task: LearningTask, step: Step) -> None:
         method.start_task(self, task, step)
-        self.to(torch.get_default_dtype())
-        for module in self.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-            if isinstance(module, nn.MultiheadAttention):
-                module.dropout = 0.0
+        without_dropout(self.to(torch.get_default_dtype()))
         self.epochs = []
         self.initial = {name: value.clone() for name, value in self.state_dict().items()}
 
@@ -167,6 +175,20 @@ def small_split(task: Any, name: str, size: int, step: int, kind: type[Images]) 
     split = task.split(name)
     rows = np.arange(len(split.labels)).reshape(task.n_classes, -1).T.ravel()[:size]
     return kind(split.images[rows][:, :, ::step, ::step], split.labels[rows], task.mean, task.std)
+
+
+def run(data: Path, compared: Callable[[Stream], Iterable[Row]]) -> NoReturn:
+    """Compare on CIFAR100-10, on one thread, and leave with an error where something differs.
+
+    Args:
+        data: folder with CIFAR-100.
+        compared: the comparisons, given the stream.
+    """
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        build_stream("cifar100_10", 0, data, folder)
+        differing = show(compared(load_stream(folder)))
+    raise SystemExit(f"{differing} comparisons differ" if differing else 0)
 
 
 def show(rows: Iterable[Row]) -> int:

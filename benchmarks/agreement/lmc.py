@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import io
-import tempfile
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from benchmarks.agreement.comparison import (
     in_dtype,
     largest_difference,
     precise_casts,
-    show,
+    run,
     small_tasks,
 )
 from par.config import Config, Recipe
@@ -42,7 +42,7 @@ from par.methods.bases.method import LearningTask, Step
 from par.methods.lmc import Lmc, LocalModule, TaskParts
 from par.networks.modules import DEPTH
 from par.settings import resolve
-from par.streams import build_stream, load_stream
+from par.streams import Stream
 from par.training import trainer
 
 STUBS = (
@@ -326,17 +326,17 @@ def main() -> None:
     parser.add_argument("--lmc", type=Path, required=True, help="checkout of oleksost/LMC")
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     names = ("Methods", "Methods.models.LMC", "main_transfer")
     modules = repository.import_from(options.lmc, ".", names, "oleksost/LMC", STUBS)
     modules.main_transfer.PMatAbstract = ()  # of a stand-in; it is asked whether something is an instance of it
     print(f"oleksost/LMC at {repository.commit(options.lmc)}, torch {torch.__version__}, numpy {np.__version__}")
-    with tempfile.TemporaryDirectory() as folder:
-        build_stream("cifar100_10", 0, options.data, folder)
-        tasks = small_tasks(load_stream(folder), (N_IMAGES,) * 3)
-        runs = ((False, "sigmoid"), (True, "input"))
-        differing = show(row for run in runs for row in compare(modules, tasks, *run))
-    raise SystemExit(f"{differing} comparisons differ" if differing else 0)
+    runs = ((False, "sigmoid"), (True, "input"))
+
+    def compared(stream: Stream) -> Iterator[Row]:
+        tasks = small_tasks(stream, (N_IMAGES,) * 3)
+        return itertools.chain.from_iterable(compare(modules, tasks, *each) for each in runs)
+
+    run(options.data, compared)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import argparse
 import copy
 import functools
 import io
+import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -38,7 +39,7 @@ from benchmarks.agreement.comparison import (
     in_dtype,
     largest_difference,
     precise_casts,
-    show,
+    run,
     small_tasks,
 )
 from par.config import Config, NetworkSettings, Recipe
@@ -48,7 +49,7 @@ from par.methods.bases.modular import Candidate
 from par.methods.mntdp_d import MntdpD
 from par.methods.mntdp_s import PathSampler
 from par.settings import resolve
-from par.streams import build_stream, load_stream
+from par.streams import Stream
 from par.training import trainer
 
 STUBS = (
@@ -428,16 +429,16 @@ def main() -> None:
     parser.add_argument("--mntdp", type=Path, required=True, help="checkout of TomVeniat/MNTDP")
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     modules = load(options.mntdp)
     print(f"TomVeniat/MNTDP at {repository.commit(options.mntdp)}, torch {torch.__version__}, numpy {np.__version__}")
-    with tempfile.TemporaryDirectory() as folder:
-        build_stream("cifar100_10", 0, options.data, folder)
-        tasks = small_tasks(load_stream(folder), (N_IMAGES,) * SEARCHED, step=2)
+
+    def compared(stream: Stream) -> Iterator[Row]:
+        tasks = small_tasks(stream, (N_IMAGES,) * SEARCHED, step=2)
         rows = [compare_search(modules, tasks, connections) for connections in ("fw", "bw", "fw_bw")]
         rows += [compare_sampler(modules, tasks, connections) for connections in ("fw", "bw")]
-        differing = show(row for each in rows for row in each)
-    raise SystemExit(f"{differing} comparisons differ" if differing else 0)
+        return itertools.chain.from_iterable(rows)
+
+    run(options.data, compared)
 
 
 if __name__ == "__main__":

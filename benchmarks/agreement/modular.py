@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import io
-import tempfile
+import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -38,7 +38,7 @@ from benchmarks.agreement.comparison import (
     largest_difference,
     last_epoch_stays,
     recorded,
-    show,
+    run,
     small_tasks,
 )
 from par.config import Config, Recipe
@@ -48,7 +48,7 @@ from par.methods.soft_gating import SoftGating
 from par.networks import build_network
 from par.networks.modules import DEPTH
 from par.settings import resolve
-from par.streams import build_stream, load_stream
+from par.streams import Stream
 from par.training import trainer
 
 N_CLASSES, N_TASKS, N_IMAGES, BATCH = 10, 3, 96, 16
@@ -466,29 +466,29 @@ def load_lmc(directory: Path) -> SimpleNamespace:
     )
 
 
+def compare(stream: Stream, options: argparse.Namespace) -> Iterator[Row]:
+    """The methods whose checkouts are given."""
+    rows: list[Iterator[Row]] = []
+    if options.repository is not None:
+        print(f"WenjinW/PAR at {repository.commit(options.repository)}")
+        modules, tasks = repository.load(options.repository), small_tasks(stream, (N_IMAGES,) * N_TASKS, step=2)
+        rows.append(compare_learn_to_grow(modules, tasks))
+        for quirk in QUIRKS:
+            rows.append(compare_learn_to_grow(modules, tasks[: 3 if quirk == "old adapters" else 2], quirk))
+    if options.lmc is not None:
+        print(f"oleksost/LMC at {repository.commit(options.lmc)}")
+        rows.append(compare_soft_gating(load_lmc(options.lmc), small_tasks(stream, (2 * N_IMAGES,) * N_TASKS)))
+    return itertools.chain.from_iterable(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repository", type=Path, help="checkout of WenjinW/PAR")
     parser.add_argument("--lmc", type=Path, help="checkout of oleksost/LMC")
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     print(f"torch {torch.__version__}, numpy {np.__version__}")
-    rows: list[Iterator[Row]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        build_stream("cifar100_10", 0, options.data, folder)
-        stream = load_stream(folder)
-        if options.repository is not None:
-            print(f"WenjinW/PAR at {repository.commit(options.repository)}")
-            modules, tasks = repository.load(options.repository), small_tasks(stream, (N_IMAGES,) * N_TASKS, step=2)
-            rows.append(compare_learn_to_grow(modules, tasks))
-            for quirk in QUIRKS:
-                rows.append(compare_learn_to_grow(modules, tasks[: 3 if quirk == "old adapters" else 2], quirk))
-        if options.lmc is not None:
-            print(f"oleksost/LMC at {repository.commit(options.lmc)}")
-            rows.append(compare_soft_gating(load_lmc(options.lmc), small_tasks(stream, (2 * N_IMAGES,) * N_TASKS)))
-        differing = show(row for each in rows for row in each)
-    raise SystemExit(f"{differing} comparisons differ" if differing else 0)
+    run(options.data, lambda stream: compare(stream, options))
 
 
 if __name__ == "__main__":

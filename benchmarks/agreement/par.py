@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,7 +33,7 @@ from benchmarks.agreement.comparison import (
     in_dtype,
     largest_difference,
     recorded,
-    show,
+    run,
     small_tasks,
 )
 from par.cells.expert import Expert
@@ -57,7 +56,6 @@ from par.relatedness.extractor import load_extractor
 from par.relatedness.prototypes import class_prototypes
 from par.relatedness.routing import route
 from par.settings import resolve
-from par.streams import build_stream, load_stream
 from par.training import trainer
 from par.training.images import Images
 
@@ -421,13 +419,9 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=8)
     parser.add_argument("--search-epochs", type=int, default=6)
     options = parser.parse_args()
-    torch.set_num_threads(1)
     modules = repository.load(options.repository)
     print(f"WenjinW/PAR at {repository.commit(options.repository)}, torch {torch.__version__}, numpy {np.__version__}")
-    with tempfile.TemporaryDirectory() as folder:
-        build_stream("cifar100_10", 0, options.data, folder)
-        differing = show(compare(modules, load_stream(folder), options))
-    raise SystemExit(f"{differing} comparisons differ" if differing else 0)
+    run(options.data, lambda stream: compare(modules, stream, options))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import io
-import tempfile
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
@@ -28,7 +28,17 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.agreement import repository
-from benchmarks.agreement.comparison import Row, batches_of, in_dtype, largest_difference, recorded, show, small_tasks
+from benchmarks.agreement.comparison import (
+    Row,
+    as_it_began,
+    batches_of,
+    in_dtype,
+    largest_difference,
+    recorded,
+    run,
+    small_tasks,
+    without_dropout,
+)
 from par import seeding
 from par.config import Config, Recipe
 from par.methods.bases.method import LearningTask, Step
@@ -36,7 +46,6 @@ from par.methods.cat import Cat
 from par.methods.gpm import Gpm
 from par.methods.hat import Hat
 from par.settings import resolve
-from par.streams import build_stream, load_stream
 from par.training import trainer
 
 N_CLASSES, N_IMAGES, BATCH = 10, 192, 16  # 12 steps a task
@@ -76,14 +85,6 @@ def old_torch() -> Iterator[None]:
         yield
 
 
-def without_dropout(network: nn.Module) -> nn.Module:
-    """The network, none of whose dropouts drops anything."""
-    for module in network.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return network
-
-
 def everything(epochs: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
     """Images, not in channels_last, and labels of the batches of a single epoch, in order."""
     (batches,) = epochs
@@ -109,14 +110,12 @@ def weight_pairs(theirs: nn.Module, ours: Any, method: str, task: int, head: str
 
 def begin_alike(theirs: nn.Module, ours: Any, method: str, task: int, head: str) -> None:
     """Give theirs, before it learns a task, what ours began it with; of later tasks only what is new."""
-    after = {name: value.clone() for name, value in ours.state_dict().items()}
-    ours.load_state_dict(ours.initial)
     pairs = weight_pairs(theirs, ours, method, task, head)
     n_trunk = sum(1 for _ in ours.trunk.layers.parameters())
     n_new = len(pairs) - n_trunk - (2 * len(LAYERS[method]) if method == "gpm" else 0)
-    for a, b in pairs if not task else pairs[n_trunk : n_trunk + n_new]:
-        a.copy_(b)
-    ours.load_state_dict(after)
+    with as_it_began(ours):
+        for a, b in pairs if not task else pairs[n_trunk : n_trunk + n_new]:
+            a.copy_(b)
 
 
 def compare_hat(modules: SimpleNamespace, tasks: Sequence[LearningTask]) -> Iterator[Row]:
@@ -316,12 +315,10 @@ def compare_cat(modules: SimpleNamespace, tasks: Sequence[LearningTask]) -> Iter
 
 def _begin_cat_alike(network: Any, ours: Cat, task: int) -> None:
     """Give theirs, before it learns a task, what ours began it with; of later tasks only what is new."""
-    after = {name: value.clone() for name, value in ours.state_dict().items()}
-    ours.load_state_dict(ours.initial)
-    for name, pairs in cat_pairs(network, ours, task).items():
-        for a, b in pairs if not task or name != "trunk" else ():
-            a.copy_(b)
-    ours.load_state_dict(after)
+    with as_it_began(ours):
+        for name, pairs in cat_pairs(network, ours, task).items():
+            for a, b in pairs if not task or name != "trunk" else ():
+                a.copy_(b)
 
 
 def _with_other_tokens(forward: Any, similarity: Sequence[int]) -> Any:
@@ -373,6 +370,24 @@ def _probe_pairs(transfer: Any, probe: Any, earlier: int, task: int) -> list[tup
     return [(a.detach(), b.detach()) for a, b in pairs]
 
 
+def compare(tasks: Sequence[LearningTask], options: argparse.Namespace) -> Iterator[Row]:
+    """The methods whose checkouts are given."""
+    rows: list[Iterator[Row]] = []
+    if options.hat is not None:
+        print(f"joansj/hat at {repository.commit(options.hat)}")
+        names = ("utils", "networks.alexnet_hat", "approaches.hat")
+        rows.append(compare_hat(repository.import_from(options.hat, "src", names, "joansj/hat"), tasks[:2]))
+    if options.gpm is not None:
+        print(f"sahagobinda/GPM at {repository.commit(options.gpm)}")
+        code = repository.import_from(options.gpm, ".", ("main_cifar100",), "sahagobinda/GPM")
+        rows.append(compare_gpm(code, tasks[:2]))
+    if options.cat is not None:
+        print(f"ZixuanKe/CAT at {repository.commit(options.cat)}")
+        code = repository.import_from(options.cat, ".", ("networks.mlp_cat", "approaches.cat_ncl"), "ZixuanKe/CAT")
+        rows.append(compare_cat(code, tasks))
+    return itertools.chain.from_iterable(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hat", type=Path, help="checkout of joansj/hat")
@@ -380,26 +395,8 @@ def main() -> None:
     parser.add_argument("--cat", type=Path, help="checkout of ZixuanKe/CAT")
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    hat_modules = ("utils", "networks.alexnet_hat", "approaches.hat")
     print(f"torch {torch.__version__}, numpy {np.__version__}")
-    rows: list[Iterator[Row]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        build_stream("cifar100_10", 0, options.data, folder)
-        tasks = small_tasks(load_stream(folder), (N_IMAGES,) * len(SIMILAR))
-        if options.hat is not None:
-            print(f"joansj/hat at {repository.commit(options.hat)}")
-            rows.append(compare_hat(repository.import_from(options.hat, "src", hat_modules, "joansj/hat"), tasks[:2]))
-        if options.gpm is not None:
-            print(f"sahagobinda/GPM at {repository.commit(options.gpm)}")
-            code = repository.import_from(options.gpm, ".", ("main_cifar100",), "sahagobinda/GPM")
-            rows.append(compare_gpm(code, tasks[:2]))
-        if options.cat is not None:
-            print(f"ZixuanKe/CAT at {repository.commit(options.cat)}")
-            code = repository.import_from(options.cat, ".", ("networks.mlp_cat", "approaches.cat_ncl"), "ZixuanKe/CAT")
-            rows.append(compare_cat(code, tasks))
-        differing = show(row for each in rows for row in each)
-    raise SystemExit(f"{differing} comparisons differ" if differing else 0)
+    run(options.data, lambda stream: compare(small_tasks(stream, (N_IMAGES,) * len(SIMILAR)), options))
 
 
 if __name__ == "__main__":
