@@ -36,7 +36,7 @@ from par.cells.supernet import Supernet
 from par.config import Config, ExpertSettings, ExtractorSettings, NetworkSettings, Recipe, SearchSettings
 from par.device import hardware
 from par.files import write_json
-from par.networks.resnet import LightResNet18
+from par.networks.resnet import LightResNet
 from par.relatedness.extractor import load_extractor
 from par.schema import ConfigError
 from par.settings import resolve
@@ -349,7 +349,7 @@ def capture(plan: Plan) -> Iterator[Row]:
     made: dict[str, Callable[[], nn.Module]] = {
         "expert": lambda: Expert(DARTS_V1, 4, plan.channels),
         "joining task with teacher": lambda: Expert(DARTS_V1, 4, plan.channels),
-        "light ResNet18": lambda: LightResNet18(plan.channels),
+        "light ResNet18": lambda: LightResNet(plan.channels),
         "path of the search network": lambda: some_path(plan),
     }
     for name, make in made.items():
@@ -377,7 +377,7 @@ def networks(plan: Plan) -> Iterator[Row]:
     """A step of the other networks at batch 64."""
 
     made: dict[str, Callable[[], Bare]] = {
-        "light ResNet18": lambda: bare(LightResNet18(plan.channels)),
+        "light ResNet18": lambda: bare(LightResNet(plan.channels)),
         "joining task with teacher": lambda: bare(Expert(DARTS_V1, 4, plan.channels), teacher=True),
         "path of the search network": lambda: bare(some_path(plan)),
     }

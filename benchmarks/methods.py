@@ -52,7 +52,7 @@ def task(index: int, n_images: int, size: int, n_classes: int = 10) -> LearningT
 def build(name: str, config: Config, **hyper) -> Method:
     """A new learner on the light ResNet18, also of a method that has the choice; it searches for one epoch at most."""
     method = load_method(name)
-    choices = {"network": "resnet18_light", "search_epochs": 1}
+    choices = {"network": "resnet", "search_epochs": 1}
     hyper |= {field.name: choices[field.name] for field in fields(method.Hyper) if field.name in choices}
     return method(resolve(replace(config, methods={name: hyper}), "", name))
 

@@ -31,7 +31,7 @@ from torch import nn
 
 from par.config import CHECKPOINT_MINUTES, LearnerSettings, NetworkSettings, Recipe
 from par.methods.bases.method import NoHyper
-from par.networks.resnet import LightResNet18
+from par.networks.resnet import LightResNet
 from par.operating_system import keep_large_blocks
 from par.settings import load, resolve
 from par.steps.chain_job import ChainJob, ChainTask
@@ -54,7 +54,7 @@ def some_images(count: int, augment: tuple[str, ...] = ("crop", "flip")) -> Imag
 
 def resnet() -> nn.Module:
     """The paper's light ResNet18 with a head."""
-    return nn.Sequential(LightResNet18(), nn.Linear(64, CLASSES))
+    return nn.Sequential(LightResNet(), nn.Linear(64, CLASSES))
 
 
 class Plain(trainer.Trainable):

@@ -66,7 +66,7 @@ class Recipe:
 class NetworkSettings:
     """Backbone of the single-network baselines (sources.md#resnet)."""
 
-    name: Literal["resnet18_light"] = "resnet18_light"
+    name: Literal["resnet18_light", "resnet10_light"] = "resnet18_light"  # the paper's; half as deep
     width: Count = 64  # channels of all four stages; 64 gives the paper's 607,050 parameters
     stem_pool: bool = True  # the 3x3/2 max-pool after the stem: PAR's code has it, MNTDP's has not
 

@@ -42,7 +42,7 @@ extractor: {image_size: 48}
 methods:
   cat: {width: 100, similarity_epochs: 1}
   gpm: {width: 0.25}
-  hat: {network: resnet18_light}
+  hat: {network: resnet}
   learn_to_grow: {search_epochs: 1}
   lmc: {channels: 4, projection_epochs: 1, recipe: {optimizer: adam, learning_rate: 0.003}}
   soft_gating: {channels: 4, recipe: {optimizer: adam, learning_rate: 0.003}}

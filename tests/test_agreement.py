@@ -37,7 +37,7 @@ from par.methods.bases.mntdp import FRESH, SOURCE
 from par.methods.finetune import Finetune
 from par.methods.learn_to_grow import convolutions
 from par.methods.lmc import LocalModule
-from par.networks.resnet import LightResNet18
+from par.networks.resnet import LightResNet
 from par.settings import resolve
 from tests.methods import modular_cases as cases
 from tests.methods.tasks import CONFIG, RECIPE, images, step, task
@@ -422,7 +422,7 @@ def test_layers_of_ours_lead_to_theirs():
         "stages.0.1.conv2": (["b"], 2),
         "stages.3.0.shortcut.0": (["c"], 3),
     }
-    names = list(convolutions(LightResNet18(8)))
+    names = list(convolutions(LightResNet(8)))
     assert set(found) < set(names)
     architecture = {"conv1": [[2, 0]]}
     for stage in range(1, 5):

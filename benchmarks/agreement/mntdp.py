@@ -44,7 +44,7 @@ from benchmarks.agreement.comparison import (
 )
 from par.config import Config, NetworkSettings, Recipe
 from par.methods.bases.method import LearningTask, Step
-from par.methods.bases.mntdp import FRESH, N_BLOCKS, SOURCE, knn_accuracy
+from par.methods.bases.mntdp import FRESH, SOURCE, knn_accuracy
 from par.methods.bases.modular import Candidate
 from par.methods.mntdp_d import MntdpD
 from par.methods.mntdp_s import PathSampler
@@ -233,7 +233,7 @@ def block_pairs(model: nn.Module, state: dict[str, Tensor], path: Sequence[int])
     pairs = []
     for depth, (block, choice) in enumerate(zip(blocks, path, strict=True)):
         if choice == FRESH:
-            prefix = "head." if depth == N_BLOCKS - 1 else f"parts.{depth}."
+            prefix = "head." if depth == len(path) - 1 else f"parts.{depth}."
             own = [value for name, value in state.items() if name.startswith(prefix)]
             pairs += zip(block.state_dict().values(), own, strict=True)
     return [(a, b) for a, b in pairs if a.is_floating_point()]

@@ -48,7 +48,7 @@ class Gpm(ProtectedTrunk):
     class Hyper:
         """Defaults: the released CIFAR100-10 run (sources.md#gpm): SGD at 0.01 without momentum or decay."""
 
-        network: Literal["alexnet", "resnet18_light"] = "alexnet"
+        network: Literal["alexnet", "resnet"] = "alexnet"  # resnet: that of the network block
         width: Positive = 1.0  # factor of the AlexNet's layer sizes
         threshold: Annotated[float, Range(0, HIGHEST_THRESHOLD)] = 0.97  # superclass: 0.98, 5-datasets: 0.965
         threshold_growth: NonNegative = 0.003  # a task; capped at 0.999. Superclass: 0.001, 5-datasets: 0

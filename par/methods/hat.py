@@ -52,7 +52,7 @@ class Hat(ProtectedTrunk):
     class Hyper:
         """Defaults: HAT's own runs (sources.md#hat), which train by SGD at 0.05 without momentum or decay."""
 
-        network: Literal["alexnet", "resnet18_light"] = "alexnet"
+        network: Literal["alexnet", "resnet"] = "alexnet"  # resnet: that of the network block
         width: Positive = 1.0  # factor of the AlexNet's layer sizes; MNTDP's wider HAT: 2.5
         s_max: Positive = 400.0
         sparsity: NonNegative = 0.75

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from par.config import Recipe
 from par.methods.bases.method import LearningTask, Step
-from par.methods.bases.mntdp import FRESH, N_BLOCKS, SOURCE, Connections, Mntdp, owners, paths, source_head_fits
+from par.methods.bases.mntdp import FRESH, SOURCE, Connections, Mntdp, owners, paths, source_head_fits
 from par.methods.bases.modular import Candidate
 from par.schema import Count, NonNegative, Positive
 
@@ -46,9 +46,9 @@ class MntdpD(Mntdp):
     def candidates(self, task: LearningTask, step: Step) -> Iterator[Candidate]:
         """All paths and, for those with something to train, all recipes of the grid."""
         source = self.choose_source(task, step.key, self.hyper.k)
-        choices = [(FRESH,) * N_BLOCKS]
+        choices = [(FRESH,) * self.depth]
         if source is not None:
-            found = paths(self.hyper.connections, source_head_fits(source, task))
+            found = paths(self.hyper.connections, source_head_fits(source, task), self.depth)
             choices = [path for path in found if not _bridges(path)]
         recipes = self._grid(step.recipe)
         for path in choices:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from par import seeding
 from par.methods.bases.method import LearningTask, Step
-from par.methods.bases.mntdp import FRESH, N_BLOCKS, SOURCE, Connections, Mntdp, owners, paths, source_head_fits
+from par.methods.bases.mntdp import FRESH, SOURCE, Connections, Mntdp, owners, paths, source_head_fits
 from par.schema import Count, Fraction, NonNegative, Positive
 from par.training import trainer
 from par.training.losses import cross_entropy
@@ -46,9 +46,10 @@ class PathSampler(nn.Module):
     def __init__(self, choices: Sequence[Sequence[int]]):
         super().__init__()
         self.register_buffer("choices", torch.tensor(choices), persistent=False)  # int64 [paths, depth]
-        depth = torch.arange(N_BLOCKS).expand(self.choices.shape)
+        n_blocks = self.choices.shape[1]
+        depth = torch.arange(n_blocks).expand(self.choices.shape)
         edges = depth, _origins(self.choices), self.choices
-        count = torch.zeros(N_BLOCKS, 2, 2).index_put_(edges, torch.ones(()), accumulate=True)  # paths through an edge
+        count = torch.zeros(n_blocks, 2, 2).index_put_(edges, torch.ones(()), accumulate=True)  # paths through an edge
         reached = count.sum(dim=2, keepdim=True) > 0
         self.register_buffer("closed", torch.zeros_like(count).masked_fill((count == 0) & reached, -torch.inf))
         self.register_buffer("logits", count.clamp_min(1).log())
@@ -61,13 +62,13 @@ class PathSampler(nn.Module):
         """Uniform numbers in [0, 1) [depth, n] -> a path for each of n images, int64 [n, depth]."""
         fresh = self.log_probabilities()[:, :, FRESH].detach().exp()
         nodes = [torch.full_like(uniform[0], SOURCE, dtype=torch.int64)]
-        for depth in range(N_BLOCKS):
+        for depth in range(len(uniform)):
             nodes.append((uniform[depth] < fresh[depth][nodes[-1]]).long())
         return torch.stack(nodes[1:], dim=1)
 
     def log_probability(self, drawn: Tensor) -> Tensor:
         """Log-probability [n] of paths int64 [n, depth]."""
-        depth = torch.arange(N_BLOCKS, device=drawn.device).expand(drawn.shape)
+        depth = torch.arange(drawn.shape[1], device=drawn.device).expand(drawn.shape)
         return self.log_probabilities()[depth, _origins(drawn), drawn].sum(dim=1)
 
     def entropy(self) -> Tensor:
@@ -115,14 +116,14 @@ class MntdpS(Mntdp):
         self._source = self.choose_source(task, step.key, self.hyper.k)
         self._generator = seeding.torch_generator(step.key, "paths")
         self._freeze_epoch = self.hyper.freeze_after * step.recipe.epochs
-        self.grow(self.record(task) | {"path": [task.id] * N_BLOCKS})
-        choices = [(FRESH,) * N_BLOCKS]
+        self.grow(self.record(task) | {"path": [task.id] * self.depth})
+        choices = [(FRESH,) * self.depth]
         if self._source is not None:
-            choices = paths(self.hyper.connections, source_head_fits(self._source, task))
+            choices = paths(self.hyper.connections, source_head_fits(self._source, task), self.depth)
         self.sampler = PathSampler(choices).to(self.device)
         self._path_optimizer = torch.optim.Adam([self.sampler.logits.requires_grad_()], self.hyper.path_learning_rate)
         self._fixed_path = len(choices) == 1
-        self._may_be_old = [any(path[depth] == SOURCE for path in choices) for depth in range(N_BLOCKS)]
+        self._may_be_old = [any(path[depth] == SOURCE for path in choices) for depth in range(self.depth)]
 
     def modules_to_train(self) -> list[nn.Module]:
         return [*super().modules_to_train(), self.sampler]
@@ -140,7 +141,7 @@ class MntdpS(Mntdp):
     def draw(self, sizes: Sequence[int]) -> Sequence[Mapping[str, Tensor]]:
         if self._fixed_path:
             return super().draw(sizes)
-        return [{"uniform": torch.rand(N_BLOCKS, size, generator=self._generator)} for size in sizes]
+        return [{"uniform": torch.rand(self.depth, size, generator=self._generator)} for size in sizes]
 
     def loss(self, batch: trainer.Batch) -> Tensor:
         if self._fixed_path:
@@ -168,8 +169,8 @@ class MntdpS(Mntdp):
     def _along(self, images: Tensor, drawn: Tensor) -> Tensor:
         """Logits [n, K] of images that each take their own path (int64 [n, depth])."""
         state = images
-        for depth in range(N_BLOCKS):
-            if depth == N_BLOCKS - 1:
+        for depth in range(self.depth):
+            if depth == self.depth - 1:
                 state = state.mean(dim=(2, 3))
             fresh = drawn[:, depth] == FRESH
             outputs = self.block(depth, self.current.id)(state)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from par.methods.bases.modular import Modular
 from par.networks import build_network
-from par.networks.resnet import LightResNet18
+from par.networks.resnet import LightResNet
 
 
 class Scaled(nn.Module):
@@ -28,7 +28,7 @@ class Scaled(nn.Module):
 class Column(nn.Module):
     """A light ResNet18 with lateral adapters from ``n_previous`` columns, its head's lateral included."""
 
-    def __init__(self, trunk: LightResNet18, lateral_stages: nn.Sequential, n_previous: int, n_classes: int):
+    def __init__(self, trunk: LightResNet, lateral_stages: nn.Sequential, n_previous: int, n_classes: int):
         super().__init__()
         width = trunk.n_features
         self.trunk = trunk

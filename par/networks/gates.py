@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from par.networks.alexnet import AlexNet
 from par.networks.mlp import Mlp
-from par.networks.resnet import BasicBlock, LightResNet18
+from par.networks.resnet import BasicBlock, LightResNet
 
 Layer = nn.Conv2d | nn.Linear
 
@@ -67,7 +67,7 @@ def gates_of(trunk: nn.Module) -> Gates:
         layers = [_layer(module) for module in trunk.layers]
         sizes = [layer.weight.shape[0] for layer in layers]
         return Gates([*layers], sizes, [Connection(layer, i - 1 if i else None, i) for i, layer in enumerate(layers)])
-    assert isinstance(trunk, LightResNet18)
+    assert isinstance(trunk, LightResNet)
     modules, connections = [trunk.stem[1]], [Connection(_layer(trunk.stem[0]), None, 0)]
     for block in (module for module in trunk.stages.modules() if isinstance(module, BasicBlock)):
         outer = len(modules) - 1

@@ -1,4 +1,4 @@
-"""The light ResNet18 of MNTDP and PAR: the same width in all four stages (sources.md#resnet)."""
+"""The light ResNet18 of MNTDP and PAR, the same width in all four stages (sources.md#resnet), and a shallower one."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ class BasicBlock(nn.Module):
         return functional.relu(outputs, inplace=True)
 
 
-class LightResNet18(nn.Module):
-    """Trunk of 606,400 parameters at width 64; with one 10-way head the paper's 0.607M.
+class LightResNet(nn.Module):
+    """As ResNet18, of 606,400 parameters at width 64; with one 10-way head the paper's 0.607M.
 
     Args:
         width: channels of the stem and of every stage.
+        n_blocks: residual blocks a stage: 2 make it ResNet18, 1 ResNet10.
         stem_pool: 3x3/2 max-pool after the stem, as in PAR's code; MNTDP's network has none and 4 times the work.
     """
 
-    def __init__(self, width: int = 64, stem_pool: bool = True):
+    def __init__(self, width: int = 64, stem_pool: bool = True, n_blocks: int = 2):
         super().__init__()
         self.n_features = width
         self.stem = nn.Sequential(
@@ -46,12 +47,15 @@ class LightResNet18(nn.Module):
         )
         self.pool = nn.MaxPool2d(3, 2, padding=1) if stem_pool else nn.Identity()
         self.stages = nn.Sequential(
-            *(nn.Sequential(BasicBlock(width, stride), BasicBlock(width, 1)) for stride in (1, 2, 2, 2))
+            *(
+                nn.Sequential(BasicBlock(width, stride), *(BasicBlock(width, 1) for _ in range(n_blocks - 1)))
+                for stride in (1, 2, 2, 2)
+            )
         )
         self.to(memory_format=torch.channels_last)
 
     def blocks(self) -> list[nn.Module]:
-        """The six parts that MNTDP chooses from, in order: stem, stages 1-3, the two of stage 4 (sources.md#mntdp)."""
+        """The parts that MNTDP chooses from, in order: stem, stages 1-3, the blocks of stage 4 (sources.md#mntdp)."""
         last = self.stages[3]
         assert isinstance(last, nn.Sequential)
         return [nn.Sequential(self.stem, self.pool), *self.stages[:3], *last]

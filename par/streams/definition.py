@@ -1,6 +1,7 @@
 """What a stream is made of: the schema of ``definitions/*.yaml`` and the plan of its tasks that a seed draws from it.
 
-Random numbers come from streams named ``("stream", <name>, <seed>, <purpose>, ...)``:
+Random numbers come from streams named ``("stream", <draws>, <seed>, <purpose>, ...)``, where ``draws`` is the
+definition's or else its name:
 
 - ``classes, <source>``: the order of a source's classes, one order for all its tasks;
 - ``pool, <source>``: which training images are set aside for validation;
@@ -133,10 +134,11 @@ class Definition:
     """A stream: ``tasks``, then ``class_splits``, then ``random_tasks``, in that order or as the order keys say.
 
     ``image_size``: all images are brought to this square (null: kept). ``normalise``: by each task's training images,
-    by ImageNet's statistics, by ``mean`` and ``std`` (fixed), or not at all. ``orders``: lists of task names, the seed
-    takes one (seed modulo their number). ``valid_copies``: validation images as they are, or expanded by four random
-    flips and crops each (``four_crops``), or that expansion cut to its first entries (``first_crops``;
-    sources.md#ctrl).
+    by ImageNet's statistics, by ``mean`` and ``std`` (fixed), or not at all. ``draws``: the stream whose draws this one
+    makes too: tasks that both define alike, at the same place, have the same images, and what is learned of the one
+    up to the first task that differs stands for the other. ``orders``: lists of task names, the seed takes one (seed
+    modulo their number). ``valid_copies``: validation images as they are, or expanded by four random flips and crops
+    each (``four_crops``), or that expansion cut to its first entries (``first_crops``; sources.md#ctrl).
     """
 
     image_size: Annotated[int, Range(8)] | None = None
@@ -149,6 +151,7 @@ class Definition:
     class_splits: tuple[ClassSplit, ...] = ()
     random_tasks: RandomTasks | None = None
     shuffle_tasks: bool = False
+    draws: str | None = None
     orders: tuple[tuple[str, ...], ...] = ()
     valid_copies: Literal["originals", "four_crops", "first_crops"] = "originals"
 
@@ -287,7 +290,7 @@ class _Planner:
         return source
 
     def _generator(self, *purpose: object) -> np.random.Generator:
-        return numpy_generator("stream", self.name, self.seed, *purpose)
+        return numpy_generator("stream", self.definition.draws or self.name, self.seed, *purpose)
 
     def _sources_of_equal_classes(self) -> dict[str, str]:
         """For each source that leaves its class order open and has the class names of another: whose order it takes."""

@@ -235,7 +235,7 @@ def _write_arrays(
             for split in SPLITS:
                 images, rows, marks = _materialise(plan, task, split, definition)
                 if split == "valid" and definition.valid_copies != "originals":
-                    generator = numpy_generator("stream", name, seed, "copies", index)
+                    generator = numpy_generator("stream", definition.draws or name, seed, "copies", index)
                     images, rows, marks = _expand(images, rows, marks, definition.valid_copies, generator)
                 pixels[split], task_labels[split] = np.ascontiguousarray(images.transpose(0, 3, 1, 2)), marks
                 files[split].write(pixels[split].data)

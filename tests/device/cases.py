@@ -51,7 +51,7 @@ CASES = {name: Case(name) for name in METHODS} | {
     "independent": Case("independent", tasks=1),
 }
 OTHER_CASES = {  # settings that run other code
-    "hat resnet": Case("hat", {"network": "resnet18_light"}),
+    "hat resnet": Case("hat", {"network": "resnet"}),
     "gpm 48 px": Case("gpm", size=48),  # pooled to 2x2
     "ewc minibatch": Case("ewc", {"fisher": "minibatch", "merge": "sum"}),
     "er reservoir": Case("er", {"mode": "reservoir"}, tasks=3),

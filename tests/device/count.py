@@ -29,7 +29,7 @@ from par.cells.supernet import Supernet
 from par.config import Recipe
 from par.methods import METHODS
 from par.methods.bases.method import Step
-from par.networks.resnet import LightResNet18
+from par.networks.resnet import LightResNet
 from par.training import trainer
 from par.training.images import Images
 from par.training.losses import cross_entropy, distillation
@@ -155,7 +155,7 @@ def path(seed: int) -> Supernet:
 
 def networks(batch: int, details: bool) -> None:
     """The table of launches."""
-    expert, resnet = lambda: Expert(DARTS_V1, 4, 64), lambda: LightResNet18(64)  # noqa: E731
+    expert, resnet = lambda: Expert(DARTS_V1, 4, 64), lambda: LightResNet(64)  # noqa: E731
     rows: list[tuple[str, str, Callable[[], nn.Module], bool]] = [
         ("expert DARTS_V1, C = 64", "bf16", expert, False),
         ("expert DARTS_V1, C = 64", "float32", expert, False),

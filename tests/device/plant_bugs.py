@@ -68,7 +68,10 @@ BUGS = {
     ),
     "trunk": Bug("learn_to_grow", "methods/learn_to_grow.py", "Search(trunk.to(self.device)", "Search(trunk"),
     "drawn paths": Bug(
-        "mntdp_s", "methods/mntdp_s.py", "arange(N_BLOCKS, device=drawn.device)", "arange(N_BLOCKS)[None] + 0 * drawn"
+        "mntdp_s",
+        "methods/mntdp_s.py",
+        "arange(drawn.shape[1], device=drawn.device)",
+        "arange(drawn.shape[1])[None] + 0 * drawn",
     ),
     "modules": Bug("pnn", "methods/bases/modular.py", "self.build(record).to(self.device)", "self.build(record)"),
     "supernet": Bug("search mdl", "cells/search.py", ".to(\n            train.pixels.device\n        )", ""),

@@ -46,12 +46,12 @@ def test_planted_bugs_are_found():
 COUNTED = """
 from par.cells.expert import Expert
 from par.cells.genotype import DARTS_V1
-from par.networks.resnet import LightResNet18
+from par.networks.resnet import LightResNet
 from par.training.precision import policy
 from tests.device.count import count_method, count_step
 from tests.device.emulated import GPU
 with policy(GPU, "bf16"):
-    for network in (lambda: Expert(DARTS_V1, 4, 64), lambda: LightResNet18(64)):
+    for network in (lambda: Expert(DARTS_V1, 4, 64), lambda: LightResNet(64)):
         counted = count_step(network, 64)
         print(counted.launches, f"{counted.bytes / 1e9:.1f}")
 for name in ("finetune", "er", "agem", "mntdp_s"):

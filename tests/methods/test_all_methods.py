@@ -30,7 +30,7 @@ SMALL = {
     "agem": {"per_class": 40},  # with its 13 it ends near chance on demo_plus, on which side is a matter of last bits
     "cat": {"width": 100},
     "gpm": {"width": 0.25},
-    "hat": {"network": "resnet18_light"},  # the AlexNet without batch normalisation needs more than a demo's epochs
+    "hat": {"network": "resnet"},  # the AlexNet without batch normalisation needs more than a demo's epochs
     "learn_to_grow": {"search_epochs": 3},
     "lmc": {"channels": 8, "projection_epochs": 2},
     "soft_gating": {"channels": 8},

@@ -16,7 +16,7 @@ from par.schema import ConfigError
 from par.training import trainer
 from tests.methods.tasks import RECIPE, learner, step, straight_and_resumed, task
 
-NETWORKS = {"alexnet": {"width": 0.06}, "resnet18_light": {"network": "resnet18_light"}}
+NETWORKS = {"alexnet": {"width": 0.06}, "resnet": {"network": "resnet"}}
 SHORT = dataclasses.replace(RECIPE, epochs=3, learning_rate=0.02)
 
 
@@ -168,7 +168,7 @@ def test_it_forgets_less_than_finetune():
 
     free, loose, tight = (
         drift("finetune"),
-        *(drift("gpm", **NETWORKS["resnet18_light"], threshold=t) for t in (0.97, 0.999)),
+        *(drift("gpm", **NETWORKS["resnet"], threshold=t) for t in (0.97, 0.999)),
     )
     assert tight < 0.5 * loose < 0.25 * free
 

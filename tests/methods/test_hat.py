@@ -16,7 +16,7 @@ from par.schema import ConfigError
 from par.training import trainer
 from tests.methods.tasks import CONFIG, RECIPE, learner, step, straight_and_resumed, task
 
-NETWORKS = {"alexnet": {"width": 0.06}, "resnet18_light": {"network": "resnet18_light"}}
+NETWORKS = {"alexnet": {"width": 0.06}, "resnet": {"network": "resnet"}}
 SHORT = dataclasses.replace(RECIPE, epochs=2)
 
 
@@ -55,7 +55,7 @@ def with_gradients(model, task_id: int, rows=8):
     [
         ("alexnet", {f"layers.{i}": (i - 1 if i else None, i) for i in range(5)}),
         (
-            "resnet18_light",
+            "resnet",
             {
                 "stem.0": (None, 0),
                 "stages.0.0.conv1": (0, 1),
@@ -178,7 +178,7 @@ def test_embeddings_are_clamped_after_the_last_step_too():
 
 def test_it_learns_and_keeps_what_it_learned():
     config = dataclasses.replace(CONFIG, network=NetworkSettings(width=16))
-    model = learner("hat", config, network="resnet18_light", s_max=50.0, sparsity=0.1)
+    model = learner("hat", config, network="resnet", s_max=50.0, sparsity=0.1)
     recipe = dataclasses.replace(RECIPE, epochs=16)
     tasks = [task(number) for number in range(2)]
     for number, one in enumerate(tasks):

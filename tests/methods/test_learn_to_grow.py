@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from par.config import Config
 from par.methods.learn_to_grow import ADAPT, NEW, REUSE, MixedConv, SharedConv, convolutions
-from par.networks.resnet import LightResNet18
+from par.networks.resnet import LightResNet
 from tests.methods import modular_cases as cases
 
 PAPER = Config(preset="test", streams=(), seeds=(0,), methods={})
@@ -19,7 +19,7 @@ LAYERS = [(3, 1, 1), (3, 2, 1), (1, 2, 0)]  # kernel, stride, padding: all kinds
 
 
 def test_every_convolution_is_a_layer():
-    assert len(convolutions(LightResNet18(4))) == 20
+    assert len(convolutions(LightResNet(4))) == 20
 
 
 @pytest.mark.parametrize("kernel, stride, padding", LAYERS)
@@ -67,7 +67,7 @@ def test_sizes_between_all_reuse_and_all_new():
 def test_only_new_kernels_enter_the_library():
     first, later = [[NEW, 0]] * 20, [[ADAPT, 0]] * 10 + [[NEW, 0]] * 10
     method = cases.grown("learn_to_grow", [{"choices": first}, {"choices": later}, {"choices": later}])
-    lengths = [len(method.kernels(name)) for name in convolutions(LightResNet18(4))]
+    lengths = [len(method.kernels(name)) for name in convolutions(LightResNet(4))]
     assert lengths == [1] * 10 + [3] * 10
 
 

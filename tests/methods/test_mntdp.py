@@ -54,15 +54,17 @@ def test_the_first_task_has_no_source():
 
 
 def test_forward_connections_give_prefixes():
-    found = paths("fw", source_head=True)
+    found = paths("fw", source_head=True, depth=7)
     assert found == [(SOURCE,) * cut + (FRESH,) * (7 - cut) for cut in range(7, -1, -1)]
-    assert paths("fw", source_head=False) == found[1:]
+    assert paths("fw", source_head=False, depth=7) == found[1:]
 
 
 def test_backward_connections_give_suffixes_and_both_give_all():
-    assert set(paths("bw", source_head=True)) == {(FRESH,) * cut + (SOURCE,) * (7 - cut) for cut in range(8)}
-    assert paths("bw", source_head=False) == [(FRESH,) * 7]
-    assert len(paths("fw_bw", source_head=True)) == 128 and len(paths("fw_bw", source_head=False)) == 64
+    assert set(paths("bw", source_head=True, depth=7)) == {(FRESH,) * cut + (SOURCE,) * (7 - cut) for cut in range(8)}
+    assert paths("bw", source_head=False, depth=7) == [(FRESH,) * 7]
+    assert (
+        len(paths("fw_bw", source_head=True, depth=7)) == 128 and len(paths("fw_bw", source_head=False, depth=7)) == 64
+    )
 
 
 def test_sizes_without_and_with_sharing():
@@ -98,7 +100,7 @@ def test_the_later_of_two_equally_good_sources_is_chosen():
 
 
 def test_paths_with_more_source_blocks_come_first():
-    found = paths("fw_bw", source_head=True)
+    found = paths("fw_bw", source_head=True, depth=7)
     assert [path.count(FRESH) for path in found] == sorted(path.count(FRESH) for path in found)
 
 
@@ -166,7 +168,7 @@ def test_the_same_task_again_is_solved_by_the_source_as_it_is():
 
 
 def random_sampler(connections: str, source_head: bool) -> PathSampler:
-    sampler = PathSampler(paths(connections, source_head))
+    sampler = PathSampler(paths(connections, source_head, depth=7))
     sampler.logits.copy_(torch.randn(sampler.logits.shape, generator=torch.Generator().manual_seed(3)))
     return sampler
 
@@ -185,7 +187,7 @@ def test_the_sampler_draws_paths_of_the_graph_by_their_probability(connections, 
 
 @pytest.mark.parametrize("connections, source_head, count", [("fw", True, 8), ("bw", True, 8), ("fw_bw", False, 64)])
 def test_the_sampler_starts_uniform_over_paths(connections, source_head, count):
-    sampler = PathSampler(paths(connections, source_head))
+    sampler = PathSampler(paths(connections, source_head, depth=7))
     torch.testing.assert_close(sampler.log_probability(sampler.choices).exp(), torch.full((count,), 1 / count))
     assert float(sampler.entropy()) == pytest.approx(math.log(count), rel=1e-5)
     sampler.logits[0, SOURCE] = torch.tensor([0.0, 50.0])  # the first block is fresh
@@ -259,7 +261,7 @@ def batch_of(task, method) -> trainer.Batch:
 def test_images_follow_their_own_paths():
     method = cases.grown("mntdp_s", [{"path": [0] * 7}, {"path": [1] * 7}])
     method.current, method._source, method._may_be_old = cases.task(1), method.tasks[0], [True] * 7
-    images, drawn = torch.randn(8, 3, 16, 16), torch.tensor(paths("fw", source_head=True))
+    images, drawn = torch.randn(8, 3, 16, 16), torch.tensor(paths("fw", source_head=True, depth=7))
     outputs = method._along(images, drawn)
     for row, path in enumerate(drawn.tolist()):
         owners = [0 if choice == SOURCE else 1 for choice in path]

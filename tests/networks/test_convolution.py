@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from par.networks.convolution import StridedConv
-from par.networks.resnet import LightResNet18
+from par.networks.resnet import LightResNet
 
 # An older CPU than this one, and a heap that ends the process at the first block written beyond its end.
 OLD_CPU = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from par.methods.learn_to_grow import MixedConv, SharedConv
 from par.networks.convolution import StridedConv
-from par.networks.resnet import LightResNet18
+from par.networks.resnet import LightResNet
 
 def train(module, channels):
     for _ in range(2):
@@ -33,7 +33,7 @@ for width in range(1, 9):
     conv = StridedConv(width, width, 1, 2)
     for module in (conv, SharedConv(conv, conv.weight, adapt=True), MixedConv(conv, [conv.weight])):
         train(module, width)
-    train(LightResNet18(width), 3)
+    train(LightResNet(width), 3)
 print("ours is done", flush=True)
 train(nn.Conv2d(4, 4, 1, 2, bias=False), 4)
 print("torch's is done")
@@ -84,5 +84,5 @@ def test_wide_ones_keep_torchs_bits(width):
 
 
 def test_no_strided_convolution_of_a_trunk_goes_past_ours():
-    strided = [m for m in LightResNet18(4).modules() if isinstance(m, nn.Conv2d) and max(m.stride) > 1]
+    strided = [m for m in LightResNet(4).modules() if isinstance(m, nn.Conv2d) and max(m.stride) > 1]
     assert len(strided) == 6 and all(isinstance(module, StridedConv) for module in strided)

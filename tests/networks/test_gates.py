@@ -9,12 +9,12 @@ from torch import nn
 from par.networks.alexnet import AlexNet
 from par.networks.gates import gates_of
 from par.networks.mlp import Mlp
-from par.networks.resnet import LightResNet18
+from par.networks.resnet import LightResNet
 
 TRUNKS = {
     "alexnet": lambda: AlexNet((32, 32), 0.05),
     "mlp": lambda: Mlp((8, 8), 7),
-    "resnet": lambda: LightResNet18(6),
+    "resnet": lambda: LightResNet(6),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from par.networks.resnet import LightResNet18
+from par.networks.resnet import LightResNet
 from par.networks.task_norm import TaskNorm, parts_of_task, replace_norms, task_norms
 
 
@@ -42,7 +42,7 @@ def test_a_new_task_starts_where_the_last_one_ended_and_leaves_it_alone(shared):
 
 @pytest.mark.parametrize(("shared", "n_params"), [(True, 606_400), (False, 606_400 + 2 * 20 * 64)])
 def test_only_affine_parameters_of_each_task_make_the_network_grow(shared, n_params):
-    network = LightResNet18(64)
+    network = LightResNet(64)
     replace_norms(network, shared)
     norms = task_norms(network)
     assert len(norms) == 20
@@ -54,7 +54,7 @@ def test_only_affine_parameters_of_each_task_make_the_network_grow(shared, n_par
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_parts_of_a_task_are_its_norms_and_all_weights_but_shared_affine_ones(shared):
-    network = LightResNet18(4)
+    network = LightResNet(4)
     replace_norms(network, shared)
     for norm in task_norms(network):
         norm.add(0)

@@ -24,8 +24,8 @@ from tests.project import DIGITS, PARAMS, STAGES, commit, environment, make_proj
 REPORT = "reports/tiny"
 SMALL = {  # settings that make a method small enough for the tiny stream
     "cat": "{width: 20, similarity_epochs: 2}",
-    "gpm": "{network: resnet18_light, images: 20}",
-    "hat": "{network: resnet18_light}",
+    "gpm": "{network: resnet, images: 20}",
+    "hat": "{network: resnet}",
     "learn_to_grow": "{search_epochs: 2}",
     "lmc": "{channels: 4, projection_epochs: 2, threshold: 0.0}",
     "soft_gating": "{channels: 4}",

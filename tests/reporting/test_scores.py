@@ -81,7 +81,7 @@ def test_other_images_get_the_papers_value_but_no_verdict(published):
     assert not score.comparable and score.difference is None and score.verdict == ""
 
 
-@pytest.mark.parametrize(("block", "judged"), [({}, True), ({"network": "resnet18_light"}, False)])
+@pytest.mark.parametrize(("block", "judged"), [({}, True), ({"network": "resnet"}, False)])
 def test_a_value_of_another_network_gets_no_verdict(published, block, judged):
     """GPM's published values are an AlexNet's."""
     config = dataclasses.replace(demo_config(), methods={"gpm": block})

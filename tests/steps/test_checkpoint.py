@@ -36,8 +36,8 @@ N_TRAIN = 36
 # Small, and such that everything happens that a fit can change: CAT's attention, LMC's projections, ...
 HYPER = {
     "cat": {"width": 20, "similarity_epochs": 2},
-    "gpm": {"network": "resnet18_light", "images": 20},
-    "hat": {"network": "resnet18_light"},
+    "gpm": {"network": "resnet", "images": 20},
+    "hat": {"network": "resnet"},
     "learn_to_grow": {"search_epochs": 4},
     "lmc": {"channels": 4, "projection_epochs": 2, "threshold": 0.0},
     "mntdp_s": {"path_learning_rate": 0.1, "freeze_after": 0.7},

@@ -149,6 +149,12 @@ def test_relabelled_task_of_s_out_has_rotated_classes(tmp_path):
     assert last.transform == "labels rotated by one"
 
 
+def test_streams_that_draw_alike_share_the_tasks_that_they_define_alike(tmp_path):
+    first, second = (build_stream(name, 1, NOWHERE, tmp_path / name) for name in ("demo_minus", "demo_out"))
+    shared = [mine.digest == other.digest for mine, other in zip(first.tasks, second.tasks, strict=True)]
+    assert shared == [True] * 5 + [False]
+
+
 def test_statistics_are_those_of_the_training_images(tmp_path):
     for task in build_stream("demo_pl", 0, NOWHERE, tmp_path / "s").tasks:
         pixels = task.split("train").images / 255

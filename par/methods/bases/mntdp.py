@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from par import seeding
+from par.config import LearnerSettings
 from par.methods.bases.method import LearningTask
 from par.methods.bases.modular import Modular
-from par.networks import build_network
+from par.networks import N_BLOCKS, build_network
 from par.training.images import Images
 from par.training.precision import autocast
 
-N_BLOCKS = 7  # stem, stages 1-3, the two blocks of stage 4, head (sources.md#mntdp)
 SOURCE, FRESH = 0, 1
 MAX_KNN_IMAGES = 1000  # of each split (sources.md#mntdp)
 KNN_BATCH = 256  # images; 1000 at 64 px would take 1 GB a feature map
@@ -28,9 +28,14 @@ Connections = Literal["fw", "bw", "fw_bw"]
 class Mntdp(Modular):
     """A library of blocks and, for every task, the path of blocks that it takes.
 
-    A record's ``path`` names for each of the seven depths the task whose block is used. A task owns the blocks that it
-    added; they are frozen, with their BatchNorm statistics, when it is learned.
+    A record's ``path`` names for each depth the task whose block is used. A task owns the blocks that it added; they
+    are frozen, with their BatchNorm statistics, when it is learned. With ResNet18 there are seven depths: stem, stages
+    1-3, the two blocks of stage 4, head (sources.md#mntdp).
     """
+
+    def __init__(self, settings: LearnerSettings, device: torch.device | str = "cpu"):
+        super().__init__(settings, device)
+        self.depth = 5 + N_BLOCKS[settings.network.name]
 
     def build(self, record: dict[str, Any]) -> nn.Module:
         blocks = build_network(self.settings.network).blocks()
@@ -48,7 +53,7 @@ class Mntdp(Modular):
 
     def block(self, depth: int, owner: int) -> nn.Module:
         """The block that task ``owner`` added at ``depth``: maps to maps, the last one features to logits."""
-        return self.heads[owner] if depth == N_BLOCKS - 1 else self.part(owner, nn.ModuleDict)[str(depth)]
+        return self.heads[owner] if depth == self.depth - 1 else self.part(owner, nn.ModuleDict)[str(depth)]
 
     def features(self, images: Tensor, path: Sequence[int]) -> Tensor:
         """Images [n, 3, H, W] -> features [n, width] before the head of ``path``."""
@@ -61,7 +66,7 @@ class Mntdp(Modular):
 
     def _follow(self, images: Tensor, path: Sequence[int]) -> Tensor:
         """Images [n, 3, H, W] -> logits [n, K] along a path of owners."""
-        return self.block(N_BLOCKS - 1, path[-1])(self.features(images, path))
+        return self.block(self.depth - 1, path[-1])(self.features(images, path))
 
     def choose_source(self, task: LearningTask, key: str, k: int) -> dict[str, Any] | None:
         """Record of the earlier task whose features serve a k-NN classifier of ``task`` best; None for the first task.
@@ -101,20 +106,21 @@ def knn_accuracy(train: Tensor, train_labels: Tensor, valid: Tensor, valid_label
     return float((votes.argmax(dim=1) == valid_labels).double().mean())
 
 
-def paths(connections: Connections, source_head: bool) -> list[tuple[int, ...]]:
+def paths(connections: Connections, source_head: bool, depth: int) -> list[tuple[int, ...]]:
     """All paths through source and fresh blocks, those with most source blocks first.
 
     Args:
         connections: ``fw`` lets fresh blocks follow source blocks (the source serves as a prefix: 8 paths), ``bw``
             the reverse (a suffix), ``fw_bw`` both (2^7 paths).
         source_head: whether the source's head fits the task; otherwise the last block is fresh.
+        depth: blocks of a path, the head counted.
     """
     allowed = {(SOURCE, SOURCE), (FRESH, FRESH)}
     allowed |= {(SOURCE, FRESH)} if "fw" in connections else set()
     allowed |= {(FRESH, SOURCE)} if "bw" in connections else set()
     found = [
         path
-        for path in itertools.product((SOURCE, FRESH), repeat=N_BLOCKS)
+        for path in itertools.product((SOURCE, FRESH), repeat=depth)
         if allowed.issuperset(itertools.pairwise(path)) and (source_head or path[-1] == FRESH)
     ]
     return sorted(found, key=lambda path: path.count(FRESH))

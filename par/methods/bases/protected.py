@@ -53,7 +53,7 @@ class ProtectedTrunk(SharedTrunk):
         return dataclasses.replace(recipe, weight_decay=0.0)
 
     def build_trunk(self, record: Mapping[str, Any]) -> nn.Module:
-        """The AlexNet (``hyper.width`` times its size) or the light ResNet18 of the ``network`` block."""
+        """The AlexNet (``hyper.width`` times its size) or the network of the ``network`` block."""
         if self.hyper.network == "alexnet":
             return AlexNet(tuple(record["image_size"]), self.hyper.width, self.alexnet_norm)
         return build_network(self.settings.network)
