@@ -9,6 +9,7 @@ from typing import Any
 
 from par.config import PAR, Config, LearnerSettings
 from par.methods import load_method
+from par.networks import N_BLOCKS
 from par.reporting.published import Published, Value
 from par.settings import resolve
 
@@ -193,13 +194,13 @@ def budget(config: Config, paper: Config, stream: str, learner: str) -> str:
 
 
 def _extent(settings: LearnerSettings) -> dict[str, float]:
-    """How long a learner trains and how wide its network is, by names for people."""
+    """How long a learner trains and how wide and deep its network is, by names for people."""
     method = load_method(settings.method)
     found: dict[str, float] = {"epochs": settings.recipe.epochs}
     if settings.method == PAR:
         found["search epochs"] = settings.search.epochs
     if "network" in method.blocks:
-        found["width"] = settings.network.width
+        found |= {"width": settings.network.width, "layers": 2 + 8 * N_BLOCKS[settings.network.name]}
     if "expert" in method.blocks:
         found["channels"] = settings.expert.channels
     own = {name: getattr(settings.hyper, name) for name in ("width", "channels") if hasattr(settings.hyper, name)}

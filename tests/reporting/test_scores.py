@@ -100,6 +100,8 @@ def test_a_preset_that_trains_less_than_the_paper_says_so_in_place_of_a_verdict(
     score = a_stream(narrow, knows)["finetune"]["AP"]
     assert (score.budget, score.verdict) == ("3 of 100 epochs, width 32 of 64", "") and score.difference is not None
     assert score.row()["budget"] == score.budget
+    shallow = dataclasses.replace(short, network=dataclasses.replace(config.network, name="resnet10_light"))
+    assert a_stream(shallow, knows)["finetune"]["AP"].budget == "3 of 100 epochs, layers 10 of 18"
     expert = dataclasses.replace(config, expert=dataclasses.replace(config.expert, channels=16))
     assert a_stream(expert, knows)["par"]["AF"].budget == "channels 16 of 64"
     searched = dataclasses.replace(config, search=dataclasses.replace(config.search, epochs=12))
