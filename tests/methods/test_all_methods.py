@@ -63,8 +63,8 @@ def jobs(method: str, stream: str, directory, length: int | None = None, **recip
         streams=(stream,),
         seeds=(0,),
         methods={method: {**SMALL.get(method, {}), "recipe": {**RECIPES.get(method, {}), **recipe}}},
-        recipe=Recipe(epochs=12, batch_size=16, learning_rate=0.05, weight_decay=0.001),
-        network=NetworkSettings(width=8),
+        recipe=Recipe(epochs=8, batch_size=16, learning_rate=0.05, weight_decay=0.001),
+        network=NetworkSettings(name="resnet10_light", width=8),
         expert=ExpertSettings(cells=2, channels=4),
     )
     tasks = load_stream(directory).tasks[:length]
