@@ -34,6 +34,7 @@ class Journal:
 
     def __init__(self, stage_name: str) -> None:
         self.stage_name = stage_name
+        self.begun = milliseconds()
         self.n_children = 0
         self.n_events = 0
         self.n_lost = 0
@@ -47,7 +48,7 @@ class Journal:
     def _open(self) -> None:
         folder = home() / "journal"
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{milliseconds()}-{os.getpid()}-{safe_name(self.stage_name)}.jsonl"
+        path = folder / f"{self.begun}-{os.getpid()}-{safe_name(self.stage_name)}.jsonl"
         draft = path.with_suffix(".draft")  # nobody may see the journal before it is locked
         file = open(draft, "xb", buffering=0)
         fcntl.flock(file, fcntl.LOCK_EX)

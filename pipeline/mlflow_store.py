@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Collection, Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -16,7 +18,7 @@ from pipeline.journal import OWN, PARENT, home
 
 if TYPE_CHECKING:  # importing MLflow costs 1.4 s (sources.md#mlflow)
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment
+    from mlflow.entities import Experiment, Param
 
 METRICS_PER_CALL = 500  # of the 1,000 that MLflow's server allows in one batch
 PARAMS_PER_CALL = 100  # MLflow's limit
@@ -110,7 +112,7 @@ class Store:
         if not missing:
             return 0
         parent = self.parent(experiment, identity)
-        self._fill(parent, headline)
+        self._fill(parent, headline, known=self.client.get_run(parent).data.params if headline else {})
         for run_events in missing:
             tags = identity["tags"] | {
                 "mlflow.parentRunId": parent,
@@ -120,6 +122,8 @@ class Store:
                 "dvc.stage": identity["stage"],
             }
             start, end = run_events[0], run_events[-1]
+            if end["kind"] == "end":
+                tags["env.device"] = end["device"]
             run = self.client.create_run(experiment, start["time"], tags, start["name"]).info.run_id
             self._fill(run, run_events)
             self._end(run, end)
@@ -129,17 +133,20 @@ class Store:
     def register(self, journal: str, events: list[dict[str, Any]]) -> int:
         """Bring the models of a published journal into the store; returns how many registered versions are new."""
         from pipeline.mlflow_models import register
+        from pipeline.model_folder import Writer
 
         runs = _by_run(events)
         experiment = self.experiment(runs[PARENT][0]["experiment"])
         found = self.client.search_runs([experiment], f"tags.`par.journal` = '{journal}'", max_results=MOST_RUNS)
         ids = {(run.info.run_name, run.info.start_time): run.info.run_id for run in found}
-        return sum(
-            register(self.client, experiment, ids[of_run[0]["name"], of_run[0]["time"]], event)
-            for of_run in runs.values()
-            for event in of_run
-            if event["kind"] == "model"
-        )
+        with tempfile.TemporaryDirectory(dir=home()) as folder:  # where files can be linked
+            writer = Writer(Path(folder))
+            return sum(
+                register(self.client, writer, experiment, ids[of_run[0]["name"], of_run[0]["time"]], event)
+                for of_run in runs.values()
+                for event in of_run
+                if event["kind"] == "model"
+            )
 
     def parent(self, experiment: str, identity: dict[str, Any]) -> str:
         """Id of the run of the journal's pipeline state, created if it is the first journal of that state."""
@@ -150,7 +157,8 @@ class Store:
         tags = identity["tags"] | {"par.pipeline": key, "par.role": "pipeline"}
         run = self.client.create_run(experiment, identity["time"], tags, identity["name"]).info.run_id
         self.client.log_dict(run, identity["config"], "config.yaml")
-        self._params(run, identity["params"])
+        for params in _params(identity["params"], known={}):
+            self.client.log_batch(run, params=params)
         return run
 
     def _end(self, run: str, last: dict[str, Any]) -> None:
@@ -160,8 +168,12 @@ class Store:
         """
         self.client.set_terminated(run, last.get("status", "KILLED"), last["time"])
 
-    def _fill(self, run: str, events: Iterable[dict[str, Any]]) -> None:
-        """Log everything that a run's events hold."""
+    def _fill(self, run: str, events: Iterable[dict[str, Any]], known: Collection[str] = ()) -> None:
+        """Log everything that a run's events hold, in as few calls as there can be: each costs milliseconds.
+
+        Args:
+            known: names of the params that the run has: MLflow refuses to change one.
+        """
         from mlflow.entities import Dataset, DatasetInput, Metric
 
         params: dict[str, Any] = {}
@@ -182,23 +194,11 @@ class Store:
                         Dataset(event["name"], digest, "dvc", *(json.dumps(part) for part in (source, schema, profile)))
                     )
                 )
-            elif event["kind"] == "end":
-                self.client.set_tag(run, "env.device", event["device"])
-        self._params(run, params)
-        for start in range(0, len(metrics), METRICS_PER_CALL):
-            self.client.log_batch(run, metrics=metrics[start : start + METRICS_PER_CALL])
+        of_metrics = [metrics[start : start + METRICS_PER_CALL] for start in range(0, len(metrics), METRICS_PER_CALL)]
+        for some_metrics, some_params in zip_longest(of_metrics, _params(params, known), fillvalue=()):
+            self.client.log_batch(run, metrics=some_metrics, params=some_params)
         if inputs:
             self.client.log_inputs(run, inputs)
-
-    def _params(self, run: str, values: dict[str, Any]) -> None:
-        """Log the params that the run has not yet: MLflow refuses to change one."""
-        from mlflow.entities import Param
-
-        known = self.client.get_run(run).data.params if values else {}
-        params = [Param(_name(key), str(value)[:LONGEST_PARAM]) for key, value in values.items()]
-        params = [param for param in params if param.key not in known]
-        for start in range(0, len(params), PARAMS_PER_CALL):
-            self.client.log_batch(run, params=params[start : start + PARAMS_PER_CALL])
 
     def tag_experiments(self, experiment: str) -> int:
         """Tag the pipeline runs of DVC experiments with ``dvc.exp_rev``, the experiment's commit; returns how many."""
@@ -221,6 +221,14 @@ def _by_run(events: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
     for event in events:
         runs.setdefault(event["run"], []).append(event)
     return runs
+
+
+def _params(values: dict[str, Any], known: Collection[str]) -> list[list[Param]]:
+    """The params that are not ``known``, in batches of as many as MLflow takes."""
+    from mlflow.entities import Param
+
+    params = [Param(_name(key), str(value)[:LONGEST_PARAM]) for key, value in values.items() if _name(key) not in known]
+    return [params[start : start + PARAMS_PER_CALL] for start in range(0, len(params), PARAMS_PER_CALL)]
 
 
 def _name(name: str) -> str:

@@ -1,7 +1,8 @@
 """The process that talks to MLflow: ``python -m pipeline.publisher FD``, started by `pipeline.sync`, which can end it.
 
 MLflow blocks wherever its server or database does, so nothing inside this process keeps a deadline. It receives a
-:class:`Task` over the socket FD and answers with events, tuples whose first item is the kind:
+:class:`Task` over the socket FD and answers with events, tuples whose first item is the kind. After a task that is
+``ahead`` it waits for the stage to end and to send the real one: the stage has computed beside it meanwhile.
 
 - ``("note", sentence)``: something the user should read;
 - ``("loaded", seconds)``: MLflow is loaded, from now on its server is waited for;
@@ -41,17 +42,25 @@ class Task:
     seconds: float  # the waiting process's limit
     links: bool
     tag: bool
+    ahead: bool = False  # publish what waits now; another task follows
 
 
 def serve(connection: Connection) -> None:
-    """Do the one task that ``connection`` brings and answer with events."""
+    """Do the task that ``connection`` brings, or the two if the first is ``ahead``, and answer with events."""
     task = Task(**connection.recv())
     die_with_parent(task.parent)
     root = resolve_path(".").resolve()
     os.environ["DVC_ROOT"] = str(root)
     os.chdir(root)
     try:
-        publish(task, connection.send)
+        tried: set[Path] = set()
+        if task.ahead:
+            try:
+                publish(task, connection.send, tried)
+            except Exception:  # the task that follows tries again, and tells
+                tried.clear()
+            task = Task(**connection.recv())
+        publish(task, connection.send, tried)
         connection.send(("done",))
     except Timeout:
         connection.send(("failed", "another process is publishing"))
@@ -59,8 +68,10 @@ def serve(connection: Connection) -> None:
         connection.send(("failed", _words(error)))
 
 
-def publish(task: Task, send: Callable[[tuple[Any, ...]], None]) -> None:
+def publish(task: Task, send: Callable[[tuple[Any, ...]], None], tried: set[Path]) -> None:
     """Publish every journal whose stage has ended, oldest first; the current directory is the checkout.
+
+    Journals that have been ``tried`` are left out, and those tried now are added.
 
     One process at a time: MLflow's sqlite migrations fail when two processes make first contact together
     (sources.md#mlflow), and two might create the same parent.
@@ -80,7 +91,6 @@ def publish(task: Task, send: Callable[[tuple[Any, ...]], None]) -> None:
 
         send(("loaded", time.monotonic() - started))
         store = Store(MlflowClient(address), address, Path.cwd() / "mlartifacts")
-        tried: set[Path] = set()
         with_models: list[Path] = []
         while todo := [path for path in waiting() if path not in tried]:  # stages go on ending meanwhile
             for path in todo:

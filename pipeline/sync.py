@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -79,8 +79,39 @@ class Outcome:
         return [scrubbed(line) for line in (*lines, *self.links)]
 
 
+class Ahead:
+    """A publishing process that a stage may begin before its end, with what waits by then, to go on with at its end.
+
+    What it does meanwhile, loading MLflow first of all, costs the stage no time of its own. Leaving the block ends it.
+    """
+
+    def __init__(self, experiment: str) -> None:
+        self.experiment = experiment
+        self.connection: Connection | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def begin(self) -> None:
+        """Begin, unless it has been begun; where no process can be had, the end of the stage says so."""
+        if self.connection is None:
+            with suppress(OSError):
+                task = _task(self.experiment, _stage_limit()) | {"ahead": True}
+                self.connection = self._stack.enter_context(_publisher(task))
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
 def publish(
-    experiment: str, seconds: float | None = None, *, links: bool = False, tag: bool = False, progress: bool = False
+    experiment: str,
+    seconds: float | None = None,
+    *,
+    links: bool = False,
+    tag: bool = False,
+    progress: bool = False,
+    begun: Connection | None = None,
 ) -> Outcome:
     """Publish every journal whose stage has ended, oldest first; what cannot be published waits.
 
@@ -90,12 +121,12 @@ def publish(
         links: ask for addresses in the MLflow UI.
         tag: tag the runs of DVC experiments with their commits.
         progress: show a bar of the journals on a terminal.
+        begun: the connection to a publishing process that works already (:class:`Ahead`).
     """
-    limit = (FILE_SECONDS if is_local(store_address()) else SERVER_SECONDS) if seconds is None else seconds
-    outcome = Outcome()
-    task = {"parent": os.getpid(), "experiment": experiment, "seconds": limit, "links": links, "tag": tag}
+    limit = _stage_limit() if seconds is None else seconds
+    outcome, task = Outcome(), _task(experiment, limit, links=links, tag=tag)
     with tqdm(total=len(waiting()), desc="MLflow", unit="journal", disable=None if progress else True) as bar:
-        for kind, *values in _events(task, limit):
+        for kind, *values in _events(task, limit, begun):
             bar.update(kind in ("published", "kept"))
             match kind, values:
                 case "published", [n_runs]:
@@ -121,29 +152,42 @@ def publish(
     return outcome
 
 
+def _stage_limit() -> float:
+    return FILE_SECONDS if is_local(store_address()) else SERVER_SECONDS
+
+
+def _task(experiment: str, seconds: float, *, links: bool = False, tag: bool = False) -> dict[str, Any]:
+    """The fields of a `pipeline.publisher.Task`."""
+    return {"parent": os.getpid(), "experiment": experiment, "seconds": seconds, "links": links, "tag": tag}
+
+
 def failure_mark() -> Path:
     """A file whose time is that of the last publication that failed."""
     return home() / "out_of_reach"
 
 
-def _events(task: dict[str, Any], limit: float) -> Iterator[tuple[Any, ...]]:
+def _events(task: dict[str, Any], limit: float, begun: Connection | None) -> Iterator[tuple[Any, ...]]:
     """What the publishing process tells until it is done or its time is over; the last event may be failed or late."""
     started = time.monotonic()
     deadline = started + LONGEST_LOADING
-    with _publisher(task) as connection:
+    with _publisher(task) if begun is None else nullcontext(begun) as connection:
+        if begun is not None:
+            with suppress(OSError):  # it has ended: there is nothing to receive either
+                begun.send(task)
         while True:
             if not connection.poll(max(0.0, deadline - time.monotonic())):
                 yield ("late",)
                 return
             try:
                 event = connection.recv()
-            except EOFError:
+            except (EOFError, ConnectionError):
                 yield ("failed", "the publishing process was ended")
                 return
             if event == ("done",):
                 return
             if event[0] == "loaded":
-                deadline = started + limit + max(0.0, event[1] - LOADING)
+                loading = min(event[1], time.monotonic() - started)  # what it took of our time
+                deadline = started + limit + max(0.0, loading - LOADING)
             yield event
             if event[0] == "failed":
                 return

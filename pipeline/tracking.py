@@ -15,6 +15,9 @@ own and those left by stages before it, if it
 
 other stages leave theirs to a later one and say so. A stage that is told to stop (Ctrl-C, SIGTERM) ends at once and
 leaves its journal too; one that is killed outright cannot even close it, and is published as KILLED by the next.
+
+``tables`` publishes what waits when it begins beside its own work, and a stage that says :meth:`Run.ends_soon` loads
+MLflow beside what is left of it (:class:`pipeline.sync.Ahead`).
 """
 
 from __future__ import annotations
@@ -50,9 +53,10 @@ PUBLISH_AFTER = 60.0  # seconds; publishing costs 2.3 s, so at most 4% of the ti
 class Run:
     """Handle of one MLflow run, for a stage to report to. Obtained from :func:`stage` and :meth:`child`."""
 
-    def __init__(self, journal: Journal, run: str) -> None:
+    def __init__(self, journal: Journal, run: str, ahead: sync.Ahead | None = None) -> None:
         self._journal = journal
         self._run = run
+        self._ahead = ahead
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Record parameters; a name given again takes the later value."""
@@ -146,6 +150,11 @@ class Run:
         """Keep a file or directory with the pipeline's run."""
         self._parent.artifact(path, folder)
 
+    def ends_soon(self) -> None:
+        """Say that the stage needs one core from here on: MLflow is loaded on another, if it will be published to."""
+        if self._ahead is not None and _due(self._journal.begun):
+            self._ahead.begin()
+
     @property
     def _parent(self) -> Run:
         return Run(self._journal, PARENT)
@@ -169,10 +178,12 @@ def stage(config: Config, name: str, item: str | None = None, *, publish: bool =
         publish: publish at the end even if it is not due (see the module's docstring), and print the UI's address.
     """
     status = "KILLED"
-    with _terminated_cleanly():
+    with _terminated_cleanly(), sync.Ahead(config.tracking.experiment) as ahead:
         journal = Journal(os.environ.get("DVC_STAGE") or (f"{name}@{item}" if item else name))
         try:
-            run = Run(journal, OWN)
+            run = Run(journal, OWN, ahead)
+            if publish:
+                ahead.begin()
             journal.write("stage", PARENT, **_identity(config, journal.stage_name))
             journal.write("start", OWN, name=journal.stage_name)
             with _ended(run):
@@ -183,10 +194,10 @@ def stage(config: Config, name: str, item: str | None = None, *, publish: bool =
             raise
         finally:
             journal.close()
-            print("\n".join(_account(config, journal, status, publish)), flush=True)
+            print("\n".join(_account(ahead, journal, status, publish)), flush=True)
 
 
-def _account(config: Config, journal: Journal, status: str, publish: bool) -> list[str]:
+def _account(ahead: sync.Ahead, journal: Journal, status: str, publish: bool) -> list[str]:
     """Publish if it is due; returns what a user should know about the stage's journal and MLflow."""
     lines = []
     if journal.n_lost:
@@ -196,8 +207,8 @@ def _account(config: Config, journal: Journal, status: str, publish: bool) -> li
             f"its results do not depend on it. Make {home()} writable, with room, before the next run."
         )
     try:
-        if status != "KILLED" and (publish or status == "FAILED" or _due()):
-            lines += sync.publish(config.tracking.experiment, links=publish).lines()
+        if status != "KILLED" and (publish or status == "FAILED" or ahead.connection is not None or _due()):
+            lines += sync.publish(ahead.experiment, links=publish, begun=ahead.connection).lines()
         elif journal.n_lost < journal.n_events:
             lines.append(
                 f"MLflow: {journal.stage_name} is in the journal; a later stage publishes it, or "
@@ -208,13 +219,18 @@ def _account(config: Config, journal: Journal, status: str, publish: bool) -> li
     return lines
 
 
-def _due() -> bool:
-    """Whether a journal has waited for more than PUBLISH_AFTER seconds, and MLflow was not out of reach since."""
-    oldest = waiting()[:1]
-    begun = [int(path.name.split("-")[0]) for path in oldest]
+def _due(own: int | None = None) -> bool:
+    """Whether a journal has waited for more than PUBLISH_AFTER seconds, and MLflow was not out of reach since.
+
+    Args:
+        own: when the journal of this stage was begun, where it is not closed and so does not wait yet.
+    """
+    begun = [int(path.name.split("-")[0]) for path in waiting()[:1]] or ([] if own is None else [own])
+    if not begun:
+        return False
     with suppress(OSError):
         begun.append(int(1000 * sync.failure_mark().stat().st_mtime))
-    return bool(oldest) and milliseconds() - max(begun) > 1000 * PUBLISH_AFTER
+    return milliseconds() - max(begun) > 1000 * PUBLISH_AFTER
 
 
 @contextmanager

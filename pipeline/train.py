@@ -40,6 +40,7 @@ def main(config: Config, stream: str, run: Run) -> None:
     jobs = jobs_of(config, stream)
     distinct = {job.step_keys()[-1]: job for chain in jobs.values() for job in chain}  # variants share chains
     store = compute(distinct, config, f"train {stream}", run)
+    run.ends_soon()
 
     seconds: dict[str, dict[str, Any]] = {learner: {} for learner in config.learners(stream)}
 

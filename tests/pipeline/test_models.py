@@ -128,7 +128,7 @@ def test_an_interrupted_registration_is_taken_up_again(broken, checkout, monkeyp
 
     with monkeypatch.context() as patch:
         if broken == "save_model":
-            patch.setattr("pipeline.model_folder.save_model", fail)
+            patch.setattr("pipeline.model_folder.Writer.save", fail)
         else:
             patch.setattr(MlflowClient, broken, fail)
         said = publish()
