@@ -27,6 +27,7 @@ def main(config: Config, stream: str, run: Run) -> None:
 
     def write(draft: Path) -> None:
         draft.mkdir()
+        curves = {}
         for (name, seed, task), job in jobs.items():
             entry = store.existing(job.key)
             epochs, history = untimed(entry["history"])
@@ -36,7 +37,8 @@ def main(config: Config, stream: str, run: Run) -> None:
             write_json(base.with_suffix(".json"), {"genotype": entry["genotype"]})
             if history:
                 write_csv(base.with_suffix(".csv"), list(history[0]), history)
-                run.curve(f"{name}/seed{seed}/task{task}", entry["history"])
+                curves[f"{name}/seed{seed}/task{task}"] = entry["history"]
+        run.curves(curves)
 
     write_atomically(CELLS / stream, write)
     write_json(SEARCH_SECONDS / f"{stream}.json", seconds)

