@@ -20,12 +20,14 @@ export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
 .PHONY: git-checkout help install lock repro check status preset lint test test-fast test-avx2 test-slurm \
-	test-exhaustive faults fill ui device
+	test-exhaustive install-slurm faults fill ui device
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create the environment in .venv from requirements.lock; without CUDA: make install CPU=1
+
+install-slurm: $(VENV)/.slurm ## add what the executor slurm needs (docs/cluster.md)
 
 repro: git-checkout $(STAMP) ## run the pipeline on params.yaml: all tables and figures (dvc repro)
 	dvc repro
@@ -70,8 +72,7 @@ test-fast: $(STAMP) ## run the tests that take no more than a few seconds each
 test-avx2: $(STAMP) ## run the tests of test-fast as on a CPU without AVX-512
 	$(WITHOUT_AVX512) python -m pytest -m "not slow and not gpu"
 
-test-slurm: $(STAMP) ## run the tests that start a SLURM of their own on this machine (apt-get install slurm-wlm munge)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[slurm]'
+test-slurm: $(VENV)/.slurm ## run the tests that start a SLURM of their own on this machine (apt-get install slurm-wlm munge)
 	python -m pytest -m slurm -n 0
 
 test-exhaustive: $(STAMP) ## run all tests and every method on every demo stream, then as on a CPU without AVX-512
@@ -108,3 +109,7 @@ else
 endif
 	$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -e .
 	touch $(STAMP)
+
+$(VENV)/.slurm: $(STAMP)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[slurm]'
+	touch $@

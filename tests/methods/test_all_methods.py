@@ -33,13 +33,13 @@ SMALL = {
     "hat": {"network": "resnet"},  # the AlexNet without batch normalisation needs more than a demo's epochs
     "learn_to_grow": {"search_epochs": 3},
     "lmc": {"channels": 8, "projection_epochs": 2},
-    "soft_gating": {"channels": 8},
+    "soft_gating": {"channels": 6},
 }
 RECIPES = {
     "cat": {"learning_rate": 0.025},
     "lmc": {"optimizer": "adam", "learning_rate": 0.003},
     "mntdp_d": {"epochs": 6},  # eight candidates a task
-    "soft_gating": {"optimizer": "adam", "learning_rate": 0.003, "epochs": 6},
+    "soft_gating": {"optimizer": "adam", "learning_rate": 0.003, "epochs": 3},
 }
 
 
