@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -52,6 +53,33 @@ def test_stage_publishes_when_the_oldest_journal_has_waited_long_enough(checkout
     with stage(CONFIG, "search", item="a"):
         pass
     assert [run.info.run_name for run in runs(checkout, "stage")] == ["route@a", "search@a"]
+
+
+@pytest.mark.parametrize("way", ["last stage", "stage near its end"])
+def test_what_waits_is_published_beside_the_work_of_a_stage(checkout, monkeypatch, capsys, way):
+    with stage(CONFIG, "train", item="a") as run:
+        run.metrics({"AP": 0.5})
+    monkeypatch.setattr(tracking, "PUBLISH_AFTER", 0.0)
+    with stage(CONFIG, "tables", publish=way == "last stage") as run:
+        time.sleep(0.01)
+        run.ends_soon()
+        deadline = time.monotonic() + 60
+        while not journals(checkout, ".done"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(journals(checkout, ".jsonl")) == 1, "its own, which is still written"
+    assert "MLflow: 2 runs published." in capsys.readouterr().out
+    assert [run.info.run_name for run in runs(checkout, "stage")] == ["train@a", "tables"]
+    assert journals(checkout, ".jsonl") == []
+
+
+def test_a_publishing_process_that_was_ended_costs_one_line(checkout, capsys):
+    with stage(CONFIG, "tables", publish=True):
+        (process,) = multiprocessing.active_children()
+        process.kill()
+        process.join()
+    assert "the publishing process was ended" in capsys.readouterr().out
+    assert publish() == "MLflow: 1 runs published."
 
 
 def test_everything_reported_arrives_in_mlflow(checkout):
