@@ -70,6 +70,11 @@ class NetworkSettings:
     width: Count = 64  # channels of all four stages; 64 gives the paper's 607,050 parameters
     stem_pool: bool = True  # the 3x3/2 max-pool after the stem: PAR's code has it, MNTDP's has not
 
+    @property
+    def n_blocks(self) -> int:
+        """Residual blocks of each of the four stages, of two convolutions each."""
+        return {"resnet18_light": 2, "resnet10_light": 1}[self.name]
+
 
 @dataclass(frozen=True)
 class ExpertSettings:

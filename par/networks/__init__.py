@@ -5,9 +5,7 @@ from __future__ import annotations
 from par.config import NetworkSettings
 from par.networks.resnet import LightResNet
 
-N_BLOCKS = {"resnet18_light": 2, "resnet10_light": 1}  # residual blocks a stage
-
 
 def build_network(settings: NetworkSettings) -> LightResNet:
     """The trunk that ``settings`` describe: images [n, 3, H, W] -> features [n, ``trunk.n_features``]."""
-    return LightResNet(settings.width, settings.stem_pool, N_BLOCKS[settings.name])
+    return LightResNet(settings.width, settings.stem_pool, settings.n_blocks)

@@ -9,7 +9,6 @@ from typing import Any
 
 from par.config import PAR, Config, LearnerSettings
 from par.methods import load_method
-from par.networks import N_BLOCKS
 from par.reporting.published import Published, Value
 from par.settings import resolve
 
@@ -200,7 +199,7 @@ def _extent(settings: LearnerSettings) -> dict[str, float]:
     if settings.method == PAR:
         found["search epochs"] = settings.search.epochs
     if "network" in method.blocks:
-        found |= {"width": settings.network.width, "layers": 2 + 8 * N_BLOCKS[settings.network.name]}
+        found |= {"width": settings.network.width, "layers": 2 + 8 * settings.network.n_blocks}
     if "expert" in method.blocks:
         found["channels"] = settings.expert.channels
     own = {name: getattr(settings.hyper, name) for name in ("width", "channels") if hasattr(settings.hyper, name)}

@@ -14,7 +14,7 @@ from par import seeding
 from par.config import LearnerSettings
 from par.methods.bases.method import LearningTask
 from par.methods.bases.modular import Modular
-from par.networks import N_BLOCKS, build_network
+from par.networks import build_network
 from par.training.images import Images
 from par.training.precision import autocast
 
@@ -35,7 +35,7 @@ class Mntdp(Modular):
 
     def __init__(self, settings: LearnerSettings, device: torch.device | str = "cpu"):
         super().__init__(settings, device)
-        self.depth = 5 + N_BLOCKS[settings.network.name]
+        self.depth = 5 + settings.network.n_blocks
 
     def build(self, record: dict[str, Any]) -> nn.Module:
         blocks = build_network(self.settings.network).blocks()
