@@ -49,9 +49,11 @@ def clone(folder: Path, params: Path | None) -> Path:
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
     """``dvc repro`` in a session of its own; what it prints is appended to ``<folder>.log``."""
+    variables = environment(folder)
+    del variables["OMP_NUM_THREADS"]  # results say what it was, and a run by hand has none
     with open(f"{folder}.log", "a", encoding="utf-8") as log:
         return subprocess.Popen(
-            ["dvc", "repro"], cwd=folder, env=environment(folder), stdout=log, stderr=log, start_new_session=True
+            ["dvc", "repro"], cwd=folder, env=variables, stdout=log, stderr=log, start_new_session=True
         )
 
 
