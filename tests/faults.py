@@ -100,10 +100,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class Truth:
-    """The project before training, what training it without a fault gives, and a place for copies."""
+    """The project before training, what training it without a fault gives and takes, and a place for copies."""
 
     searched: Path
     trained: Path
+    seconds: float
     results: dict[str, str]
     scratch: Path
 
@@ -131,10 +132,12 @@ def truth() -> Iterator[Truth]:
         for stage in STAGES[:5]:
             run_stage(folder, stage)
         trained = shutil.copytree(folder, Path(home) / "trained")
+        started = time.monotonic()
         run_stage(trained, "train")
+        seconds = time.monotonic() - started
         scratch = Path(home) / "scratch"
         scratch.mkdir()
-        yield Truth(folder, trained, digests(trained), scratch)
+        yield Truth(folder, trained, seconds, digests(trained), scratch)
 
 
 # --- processes ---
@@ -150,9 +153,12 @@ def killed(target: str, number: signal.Signals) -> Callable[[Truth, random.Rando
             stage = subprocess.Popen(
                 command, cwd=folder, env=environment(folder), stdout=output, stderr=output, start_new_session=True
             )
-            time.sleep(generator.random() ** 2 * 12)
+            time.sleep(generator.random() ** 2 * 0.7 * known.seconds)  # and not when it is over
             members = family(stage.pid)
-            strike(members, target, number, generator)
+            while target == "worker" and not workers(members) and stage.poll() is None:
+                time.sleep(0.05)
+                members = family(stage.pid)
+            hit = strike(members, target, number, generator)
             started = time.monotonic()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 stage.wait(LONGEST_WAIT if target != "worker" else None)
@@ -162,10 +168,16 @@ def killed(target: str, number: signal.Signals) -> Callable[[Truth, random.Rando
         finished = {path: path.stat().st_mtime_ns for path in (folder / ".par/store").glob("??/*.pt")}
         run_stage(folder, "train")
         lost = sum(path.stat().st_mtime_ns != moment for path, moment in finished.items())
-        remark = f"outlived {target} after {number.name}: {'; '.join(alive)}" if alive else ""
+        remark = "" if hit == target else f"went to the {hit}: it came too late"
+        remark = f"outlived {target} after {number.name}: {'; '.join(alive)}" if alive else remark
         return Outcome(digests(folder) != known.results, lost, waited, "Traceback" in text, remark)
 
     return cause
+
+
+def workers(members: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Those of a family that compute jobs for a stage."""
+    return [one for one in members if "par.steps.worker" in _command(one)]
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -183,12 +195,11 @@ def strike(members: Sequence[psutil.Process], target: str, number: signal.Signal
     Where there is no such member, it goes to the one above; returns whom it was sent to. The parent is dvc or a stage.
     """
     stages = [one for one in members if any(word.startswith("pipeline.") for word in _command(one))]
-    workers = [one for one in members if any("spawn_main" in word for word in _command(one))]
     with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
         if target == "group" and members:
             os.killpg(members[0].pid, number)
             return target
-        candidates = {"worker": workers, "stage": stages, "dvc": members[:1]}
+        candidates = {"worker": workers(members), "stage": stages, "dvc": members[:1]}
         for name in list(candidates)[list(candidates).index(target) :]:
             if candidates[name]:
                 generator.choice(candidates[name]).send_signal(number)
