@@ -21,7 +21,7 @@ from par.training import trainer
 from par.training.images import Images
 
 EXPERT = ExpertSettings(cells=2, channels=4)
-CONFIG = Config("test", (), (0,), {}, network=NetworkSettings(width=4), expert=EXPERT)
+CONFIG = Config("test", (), (0,), {}, network=NetworkSettings(name="resnet10_light", width=4), expert=EXPERT)
 RECIPE = Recipe(epochs=1, batch_size=12, learning_rate=0.05, weight_decay=0.001)
 # Settings that make a method small; what is missing keeps its defaults.
 HYPER: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ CONFIG = Config(
     streams=(),
     seeds=(0,),
     methods={},
-    network=NetworkSettings(width=8),
+    network=NetworkSettings(name="resnet10_light", width=8),
     expert=ExpertSettings(cells=2, channels=4),
 )
 
