@@ -153,7 +153,7 @@ def killed(target: str, number: signal.Signals) -> Callable[[Truth, random.Rando
             stage = subprocess.Popen(
                 command, cwd=folder, env=environment(folder), stdout=output, stderr=output, start_new_session=True
             )
-            time.sleep(generator.random() ** 2 * 0.7 * known.seconds)  # and not when it is over
+            time.sleep(generator.random() ** 2 * min(12.0, 0.7 * known.seconds))  # not when it is over
             members = family(stage.pid)
             while target == "worker" and not workers(members) and stage.poll() is None:
                 time.sleep(0.05)
