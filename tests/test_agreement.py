@@ -32,6 +32,7 @@ from benchmarks.agreement.rehearsal import ExactImages, Places, Replay, in_our_o
 from par.cells.expert import Expert
 from par.cells.genotype import DARTS_V1, random_genotype
 from par.cells.supernet import Supernet
+from par.config import NetworkSettings
 from par.methods import load_method
 from par.methods.bases.mntdp import FRESH, SOURCE
 from par.methods.finetune import Finetune
@@ -76,7 +77,8 @@ def test_names_of_their_networks_lead_to_ours(theirs, ours):
 
 def test_names_of_their_resnet_lead_to_ours():
     theirs = ["conv1.weight", "bn1.bias", "layer2.0.downsample.1.running_var", "layer4.1.bn2.weight", "fc.0.weight"]
-    learner = Finetune(resolve(CONFIG, "", "finetune"))
+    config = dataclasses.replace(CONFIG, network=NetworkSettings(width=8))  # as deep as theirs
+    learner = Finetune(resolve(config, "", "finetune"))
     learner.grow({"task": 0, "n_classes": 2})
     assert {repository.our_resnet_name(name) for name in theirs} < set(learner.state_dict())
     assert len({repository.our_resnet_name(name) for name in theirs}) == len(theirs)
