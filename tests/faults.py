@@ -484,13 +484,13 @@ KINDS = (
 )
 
 
-def cause_faults(share: float = 1.0, seed: int = 0) -> list[Tally]:
+def cause_faults(share: float = 1.0, seed: int = 0, kinds: Sequence[Kind] = KINDS) -> list[Tally]:
     """Cause a share of all faults, at least one of each kind."""
     tallies = []
     with truth() as known:
-        total = sum(max(1, round(share * kind.times)) for kind in KINDS)
+        total = sum(max(1, round(share * kind.times)) for kind in kinds)
         with tqdm(total=total, unit="fault") as bar:
-            for kind in KINDS:
+            for kind in kinds:
                 tally = Tally(kind.fault, kind.promise)
                 for turn in range(max(1, round(share * kind.times))):
                     bar.set_description(kind.fault)
