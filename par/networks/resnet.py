@@ -35,8 +35,8 @@ class LightResNet(nn.Module):
 
     Args:
         width: channels of the stem and of every stage.
-        n_blocks: residual blocks a stage: 2 make it ResNet18, 1 ResNet10.
         stem_pool: 3x3/2 max-pool after the stem, as in PAR's code; MNTDP's network has none and 4 times the work.
+        n_blocks: residual blocks a stage: 2 make it ResNet18, 1 ResNet10.
     """
 
     def __init__(self, width: int = 64, stem_pool: bool = True, n_blocks: int = 2):

@@ -51,7 +51,9 @@ def stamp(
 
 def _epochs(config: Config, streams: Iterable[str]) -> str:
     """Epochs a task by the recipes, in as few words as they allow."""
-    streams, streams_with = list(streams), dict[str, list[str]]()
+    streams, streams_with = [stream for stream in streams if config.learners(stream)], dict[str, list[str]]()
+    if not streams:
+        return "nothing is trained"
     for stream in streams:
         learners_with: dict[int, list[str]] = {}
         for learner in config.learners(stream):

@@ -7,7 +7,8 @@ definition's or else its name:
 - ``pool, <source>``: which training images are set aside for validation;
 - ``samples, <task>, <split>``: which images of the pools a task gets, without replacement inside a task and
   independently of the other tasks;
-- ``background``, ``order``, ``task, <number>``: colours, order of tasks, and the draws of ``random_tasks``.
+- ``background``, ``order``, ``task, <number>``: colours, order of tasks, and the draws of ``random_tasks``;
+- ``copies, <task>``: flips and crops of validation images.
 """
 
 from __future__ import annotations
@@ -162,6 +163,10 @@ class Definition:
         names += self.random_tasks.sources if self.random_tasks else ()
         return list(dict.fromkeys(names))
 
+    def generator(self, name: str, seed: int, *purpose: object) -> np.random.Generator:
+        """Random numbers of this stream, which is called ``name``, for one of the purposes above."""
+        return numpy_generator("stream", self.draws or name, seed, *purpose)
+
 
 @dataclass(frozen=True)
 class PlannedTask:
@@ -290,7 +295,7 @@ class _Planner:
         return source
 
     def _generator(self, *purpose: object) -> np.random.Generator:
-        return numpy_generator("stream", self.definition.draws or self.name, self.seed, *purpose)
+        return self.definition.generator(self.name, self.seed, *purpose)
 
     def _sources_of_equal_classes(self) -> dict[str, str]:
         """For each source that leaves its class order open and has the class names of another: whose order it takes."""

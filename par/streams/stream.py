@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from par.files import canonical_json, read_json, sha256_bytes, write_atomically, write_json
-from par.seeding import numpy_generator
 from par.streams.definition import SPLITS, Definition, Plan, PlannedTask, plan_stream, read_definition
 from par.streams.findings import Finding, task_findings
 from par.streams.pixels import Target
@@ -235,7 +234,7 @@ def _write_arrays(
             for split in SPLITS:
                 images, rows, marks = _materialise(plan, task, split, definition)
                 if split == "valid" and definition.valid_copies != "originals":
-                    generator = numpy_generator("stream", definition.draws or name, seed, "copies", index)
+                    generator = definition.generator(name, seed, "copies", index)
                     images, rows, marks = _expand(images, rows, marks, definition.valid_copies, generator)
                 pixels[split], task_labels[split] = np.ascontiguousarray(images.transpose(0, 3, 1, 2)), marks
                 files[split].write(pixels[split].data)

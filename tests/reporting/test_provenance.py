@@ -29,3 +29,8 @@ def test_epochs_that_differ_by_stream_are_said_by_stream():
     assert stamp(config, config.streams, {}, {}, {}, {}, PROVENANCE)["Epochs"] == (
         "mixed: 7 a task; cifar10_5: 100 a task; search 100"
     )
+
+
+def test_a_report_that_trains_nothing_has_no_epochs():
+    config = Config("relatedness", ("cifar100_coarse",), (0,), {})
+    assert stamp(config, config.streams, {}, {}, {}, {}, PROVENANCE)["Epochs"] == "nothing is trained"
