@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -66,12 +67,20 @@ def test_teacher_is_never_saved_and_dropped_at_the_end():
 
 
 def test_distillation_keeps_old_outputs():
-    drift = {}
+    gentle = replace(tasks.RECIPE, epochs=16, learning_rate=0.02)
+    drifts = {}
     for weight in (0.0, 20.0):
-        learner = tasks.learner("lwf", weight=weight)
-        learner.learn(tasks.task(0), tasks.step(0))
-        images = tasks.task(1).train.batch(torch.arange(48))
-        before = learner.logits(images, 0).softmax(dim=1)
-        learner.learn(tasks.task(1), tasks.step(1))
-        drift[weight] = float((learner.logits(images, 0).softmax(dim=1) - before).abs().mean())
-    assert drift[20.0] < 0.8 * drift[0.0]  # batch normalisation drifts in both
+        first = tasks.learner("lwf", weight=weight)
+        first.learn(tasks.task(0), tasks.step(0))
+        drifts[weight] = [drift(first, second, gentle) for second in (1, 2, 3)]
+    # 0.37 of it with AVX-512; a single task after eight epochs at 0.05: 0.57 to 0.94, by the kernels
+    assert sum(drifts[20.0]) < 0.6 * sum(drifts[0.0]), drifts
+
+
+def drift(first, second, recipe):
+    """How far a second task moves the probabilities that the first one's head gives to its images."""
+    learner, task = copy.deepcopy(first), tasks.task(second)
+    images = task.train.batch(torch.arange(48))
+    before = learner.logits(images, 0).softmax(dim=1)
+    learner.learn(task, tasks.step(second, recipe))
+    return float((learner.logits(images, 0).softmax(dim=1) - before).abs().mean())
