@@ -122,22 +122,26 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): sha256_bytes(path.read_bytes()) for path in sorted(files)}
 
 
-@contextlib.contextmanager
-def truth() -> Iterator[Truth]:
-    """A project with three tasks, five learners and two workers, learned once."""
+def learn_truth(home: Path) -> None:
+    """In ``home`` a project with three tasks, five learners and two workers: ``searched``, and ``trained`` once."""
     params = PARAMS.replace("workers: 1", "workers: 2").replace("epochs: 2\n  batch", "epochs: 6\n  batch")
     params = params.replace("  independent: {}\n", "  independent: {}\n  ewc: {}\n  soft_gating:\n    channels: 4\n")
-    with tempfile.TemporaryDirectory() as home:
-        folder = make_project(Path(home) / "searched", params=params)
-        for stage in STAGES[:5]:
-            run_stage(folder, stage)
-        trained = shutil.copytree(folder, Path(home) / "trained")
-        started = time.monotonic()
-        run_stage(trained, "train")
-        seconds = time.monotonic() - started
-        scratch = Path(home) / "scratch"
-        scratch.mkdir()
-        yield Truth(folder, trained, seconds, digests(trained), scratch)
+    folder = make_project(home / "searched", params=params)
+    for stage in STAGES[:5]:
+        run_stage(folder, stage)
+    trained = shutil.copytree(folder, home / "trained")
+    started = time.monotonic()
+    run_stage(trained, "train")
+    (home / "seconds").write_text(str(time.monotonic() - started))
+
+
+@contextlib.contextmanager
+def truth(home: Path) -> Iterator[Truth]:
+    """What :func:`learn_truth` left in ``home``, and a place for copies."""
+    trained = home / "trained"
+    with tempfile.TemporaryDirectory() as scratch:
+        seconds = float((home / "seconds").read_text())
+        yield Truth(home / "searched", trained, seconds, digests(trained), Path(scratch))
 
 
 # --- processes ---
@@ -484,10 +488,10 @@ KINDS = (
 )
 
 
-def cause_faults(share: float = 1.0, seed: int = 0, kinds: Sequence[Kind] = KINDS) -> list[Tally]:
-    """Cause a share of all faults, at least one of each kind."""
+def cause_faults(home: Path, share: float = 1.0, seed: int = 0, kinds: Sequence[Kind] = KINDS) -> list[Tally]:
+    """Cause a share of all faults, at least one of each kind, in copies of what :func:`learn_truth` left."""
     tallies = []
-    with truth() as known:
+    with truth(home) as known:
         total = sum(max(1, round(share * kind.times)) for kind in kinds)
         with tqdm(total=total, unit="fault") as bar:
             for kind in kinds:
@@ -526,7 +530,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", type=Path, help="replace the table between the marks of this Markdown file")
     options = parser.parse_args()
-    tallies = cause_faults(options.share, options.seed)
+    with tempfile.TemporaryDirectory() as home:
+        learn_truth(Path(home))
+        tallies = cause_faults(Path(home), options.share, options.seed)
     print(table(tallies))
     if options.write:
         text = options.write.read_text(encoding="utf-8")

@@ -6,8 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+from filelock import FileLock
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 STAGES = ("stream", "extract", "prototypes", "route", "search", "train", "evaluate", "tables")
@@ -88,6 +92,18 @@ def make_project(folder: Path, definition: str = DIGITS, params: str = PARAMS, s
     shutil.copy(REPOSITORY / "dvc.yaml", folder)
     (folder / "par/streams/definitions" / f"{stream}.yaml").write_text(definition)
     (folder / "params.yaml").write_text(params)
+    return folder
+
+
+def made_once(temporary: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """The folder ``name``, which all processes of a test session share; the first that asks lets ``make`` fill it."""
+    base = temporary.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "done").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            make(folder)
+            (folder / "done").touch()
     return folder
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import faults
+from tests.project import made_once
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCUMENT = REPOSITORY / "docs" / "reliability.md"
@@ -16,9 +17,9 @@ PARTS = 3  # for processes of tests that run side by side: as one test it was th
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_one_fault_of_each_kind_breaks_nothing(part):
-    kinds = faults.KINDS[part::PARTS]
-    tallies = faults.cause_faults(share=0.0, seed=1, kinds=kinds)
+def test_one_fault_of_each_kind_breaks_nothing(tmp_path_factory, part):
+    home, kinds = made_once(tmp_path_factory, "faults", faults.learn_truth), faults.KINDS[part::PARTS]
+    tallies = faults.cause_faults(home, share=0.0, seed=1, kinds=kinds)
     assert sum(tally.tried for tally in tallies) == len(kinds) >= 30 // PARTS
     for tally in tallies:
         tally.longest_wait = 0.0  # `make faults` judges it; other tests share the processor with this one

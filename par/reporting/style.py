@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 from par.config import PAR
@@ -58,19 +59,29 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 
 def save(figure: Figure, path: Path) -> None:
     """Write ``<path>.png`` and ``<path>.svg``; neither holds a date, a version or a random identifier."""
-    options: dict[str, Any] = {"bbox_inches": "tight", "metadata": {"Date": None, "Creator": None}}
+    used = _used(figure)
+    options: dict[str, Any] = {"bbox_inches": used, "metadata": {"Date": None, "Creator": None}}
     with matplotlib.rc_context(STYLE):
         svg = path.with_name(f"{path.name}.svg")
         write_atomically(svg, lambda draft: figure.savefig(draft, **options))
-    write_png(figure, path.with_name(f"{path.name}.png"))
+    write_png(figure, path.with_name(f"{path.name}.png"), used)
 
 
-def write_png(figure: Figure, path: Path) -> None:
-    """Write a figure as a bitmap alone."""
+def write_png(figure: Figure, path: Path, used: Bbox | None = None) -> None:
+    """Write a figure as a bitmap alone; ``used``: the part of it to show, in inches."""
     bitmap = io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(bitmap, format="png", bbox_inches="tight")
+        figure.savefig(bitmap, format="png", bbox_inches=used or _used(figure))
     save_png(Image.open(bitmap), path)
+
+
+def _used(figure: Figure) -> Bbox:
+    """The part of a figure that is not empty, in inches.
+
+    What ``bbox_inches="tight"`` takes too, but draws the whole figure to find, for each file again.
+    """
+    with matplotlib.rc_context(STYLE):
+        return figure.get_tightbbox().padded(matplotlib.rcParams["savefig.pad_inches"])
 
 
 def save_png(image: Image.Image, path: Path) -> None:

@@ -6,7 +6,6 @@ One small project learns once; every test works on a copy or a clone of it.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -16,11 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from PIL import Image
 
 from pipeline.tables import _remove_unlisted
-from tests.project import PARAMS, REPOSITORY, environment, make_project, run, stages_run
+from tests.project import PARAMS, REPOSITORY, environment, made_once, make_project, run, stages_run
 
 # a stream of image folders in a data_dir outside of the checkout, which only PAR learns
 FOLDERS = """
@@ -108,14 +106,7 @@ def shared(tmp_path_factory) -> Path:
 
     It takes half a minute, so the test processes share one.
     """
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "dvc"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "done").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            _make_origin(folder)
-            (folder / "done").touch()
-    return folder
+    return made_once(tmp_path_factory, "dvc", _make_origin)
 
 
 def copy_of(shared: Path, folder: Path) -> Path:
