@@ -55,10 +55,12 @@ class Recipe:
     momentum: Fraction = 0.9  # ignored by adam
     weight_decay: NonNegative = 0.003
     schedule: Literal["cosine", "plateau", "constant"] = "cosine"
-    plateau_patience: Count = 30  # as torch's: the rate falls after one more epoch without a better validation accuracy
+    select_by: Literal["accuracy", "loss"] = "accuracy"  # of validation images: which epoch is better than the best
+    plateau_patience: Count = 30  # as torch's: the rate falls after one more epoch that is no better
     plateau_factor: Fraction = 0.1
     min_learning_rate: NonNegative = 0.0  # floor of cosine and plateau
-    patience: Count | None = None  # early stop after so many epochs without a better validation accuracy
+    stop_at_floor: bool = False  # plateau: the task ends where the rate would fall below its floor
+    patience: Count | None = None  # early stop after so many epochs that are no better
     clip_norm: Positive | None = 10.0
 
 

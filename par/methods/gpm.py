@@ -20,6 +20,34 @@ ALEXNET_IMAGES = (24, 100, 100, 125, 125)  # images whose inputs to each layer s
 HIGHEST_THRESHOLD = 0.999  # of GPM's own runs (twentieth superclass task); at 1 a basis would be filled with noise
 
 
+class ProjectedLinear(nn.Linear):
+    """A linear layer without bias whose weight's gradient G = D^T X has no part in the span of ``basis``.
+
+    With output gradients D [n, out] and inputs X [n, in], G - G M M^T = D^T (X - X M M^T): to project the n rows of a
+    batch takes n / out of what it takes to project G.
+    """
+
+    basis: Tensor | None = None  # M, float32 [in, rank]; none: G as it is
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.basis is None:
+            return super().forward(input)
+        return _LinearWithProjectedGradient.apply(input, self.weight, self.basis)
+
+
+class _LinearWithProjectedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, basis: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs, weight, basis)
+        return functional.linear(inputs, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        inputs, weight, basis = ctx.saved_tensors
+        (gradient,) = gradients
+        return gradient @ weight, gradient.T @ (inputs - inputs @ basis @ basis.T), None
+
+
 class Gpm(ProtectedTrunk):
     """Each layer l keeps an orthonormal basis M_l of the inputs that earlier tasks need (sources.md#gpm).
 
@@ -43,6 +71,7 @@ class Gpm(ProtectedTrunk):
     capturable = True
     alexnet_norm = True
     shared_affine = True
+    linear = ProjectedLinear
 
     @dataclass(frozen=True)
     class Hyper:
@@ -68,11 +97,24 @@ class Gpm(ProtectedTrunk):
         is_first = len(self.tasks) == 1
         return [self.trunk, self.heads[self.current.id]] if is_first else super().modules_with_decay()
 
+    def start_task(self, task: LearningTask, step: Step) -> None:
+        super().start_task(task, step)
+        if self.device.type == "cpu":  # elsewhere projecting a gradient costs little, and autocast would want its say
+            self._project_inputs(self.bases)
+
+    def _project_inputs(self, bases: Mapping[str, Tensor]) -> None:
+        """Let the layers that can leave their bases out of their gradients do so."""
+        for name, layer in self.layers().items():
+            if isinstance(layer, ProjectedLinear):
+                layer.basis = bases.get(name)
+
     def after_backward(self) -> None:
         super().after_backward()
         for name, basis in self.bases.items():
             layer = self.trunk.get_submodule(name)
             assert isinstance(layer, Layer)
+            if isinstance(layer, ProjectedLinear) and layer.basis is not None and not self._weight_decay:
+                continue
             gradient = layer.weight.grad
             assert gradient is not None
             flat = gradient.flatten(1)
@@ -86,6 +128,7 @@ class Gpm(ProtectedTrunk):
             representation = columns(inputs, self.layers()[name])
             basis = extend_basis(self.bases.get(name), representation, threshold, one_fewer)
             self.bases[name] = basis.to(self.device)
+        self._project_inputs({})
 
     @torch.no_grad()
     def _inputs(self, task: LearningTask, step: Step) -> dict[str, Tensor]:

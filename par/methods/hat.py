@@ -138,13 +138,20 @@ class Hat(ProtectedTrunk):
     def loss(self, batch: trainer.Batch) -> Tensor:
         self._clamp()
         self._drawn = batch.drawn
-        masks = self.masks(self.current.id, batch.drawn["scale"])
-        return self.task_loss(batch, masks) + self.hyper.sparsity * sparsity(masks, self._cumulative)
+        return self._loss(batch, batch.drawn["scale"])
 
     def task_loss(self, batch: trainer.Batch, masks: list[Tensor]) -> Tensor:
         """Cross-entropy of the current task under its annealed masks."""
         features = self.masked_features(batch.images, self.current.id, masks)
         return cross_entropy(self.heads(features, self.current.id), batch.labels)
+
+    def validation_loss(self, batch: trainer.Batch) -> Tensor:
+        """The loss at s_max, as in the authors' code."""
+        return self._loss(batch, self.hyper.s_max)
+
+    def _loss(self, batch: trainer.Batch, scale: float | Tensor) -> Tensor:
+        masks = self.masks(self.current.id, scale)
+        return self.task_loss(batch, masks) + self.hyper.sparsity * sparsity(masks, self._cumulative)
 
     def after_backward(self) -> None:
         super().after_backward()

@@ -31,10 +31,10 @@ class Value:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of the paper: its number, title, and methods in its order."""
+    """One table of the paper: its number, title, and methods in its order. Of another paper: no number."""
 
     name: str
-    number: int
+    number: int | None
     title: str
     methods: tuple[str, ...]
 
@@ -89,9 +89,9 @@ class _Row:
 @dataclass(frozen=True)
 class _Table:
     name: str
-    number: Annotated[int, Range(1, 5)]
     title: str
     rows: tuple[_Row, ...]
+    number: Annotated[int, Range(1, 5)] | None = None  # none: not of PAR's paper
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from par import seeding
 from par.config import Recipe
 from par.training.images import Images
+from par.training.losses import cross_entropy
 from par.training.memory import evaluation_batch
 from par.training.precision import autocast
 from par.training.step import (
@@ -73,6 +74,10 @@ class Trainable(nn.Module):
     def predict(self, images: Tensor) -> Tensor:
         """Logits [b, K] on the task in training."""
         raise NotImplementedError
+
+    def validation_loss(self, batch: Batch) -> Tensor:
+        """Mean over validation images of what ``select_by: loss`` of a recipe wants low, float32 []."""
+        return cross_entropy(self.predict(batch.images), batch.labels)
 
     def start_epoch(self, epoch: int) -> None:
         """Called before the first batch of an epoch."""
@@ -140,7 +145,8 @@ def fit(
     """Train ``model`` on one task and leave it with its best weights, frozen and in eval mode.
 
     A fresh optimiser per call. After each epoch the validation accuracy is measured; only a strictly better one
-    replaces the kept weights, and 0 never does (sources.md#par-recipe). Test data never comes here.
+    replaces the kept weights, and 0 never does (sources.md#par-recipe). With ``select_by: loss`` it is a strictly lower
+    validation loss, and so for plateau and patience. Test data never comes here.
 
     Args:
         key: name of the random streams (batch order, augmentation, dropout).
@@ -181,7 +187,7 @@ class _Fit:
         self.total_loss = torch.zeros((), device=self.device)  # of the epoch's images so far
         self.steps = Steps(recorder(self.device), self.modules)
         self.order, self.augmentation = (seeding.torch_generator(key, name) for name in ("order", "augmentation"))
-        self.keep_best, self.best_accuracy = keep_best, 0.0
+        self.keep_best, self.best_score = keep_best, 0.0 if recipe.select_by == "accuracy" else -math.inf
         self.best_weights = _copy(self.modules) if keep_best else None
         self.stale = 0  # epochs since the best one
         self.log: list[dict[str, float]] = []
@@ -195,7 +201,7 @@ class _Fit:
         return {
             "weights": dict(self.modules.state_dict()),
             "best_weights": self.best_weights,
-            "best_accuracy": self.best_accuracy,
+            "best_score": self.best_score,
             "stale": self.stale,
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
@@ -207,7 +213,7 @@ class _Fit:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Become the fit whose state it is; this one has trained no epoch yet."""
         self.modules.load_state_dict(state["weights"])
-        self.best_weights, self.best_accuracy = state["best_weights"], state["best_accuracy"]
+        self.best_weights, self.best_score = state["best_weights"], state["best_score"]
         self.stale, self.log = state["stale"], state["log"]
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
@@ -220,9 +226,11 @@ class _Fit:
         self.model.load_step_state(state["model"])
 
     def is_over(self) -> bool:
-        """Whether no epoch is left, or the recipe's patience."""
-        impatient = self.recipe.patience is not None and self.stale >= self.recipe.patience
-        return impatient or len(self.log) >= self.recipe.epochs
+        """Whether no epoch is left, or the recipe's patience, or a learning rate above its floor."""
+        recipe = self.recipe
+        impatient = recipe.patience is not None and self.stale >= recipe.patience
+        at_floor = recipe.stop_at_floor and self.optimizer.param_groups[0]["lr"] < recipe.min_learning_rate
+        return impatient or at_floor or len(self.log) >= recipe.epochs
 
     def epoch(self, valid: Images, progress: Callable[[int], None] | None) -> None:
         """Train one epoch, validate, and keep the weights if they are the best so far."""
@@ -232,14 +240,15 @@ class _Fit:
             raise DivergedError(f"the training loss is {loss} in epoch {epoch}; lower learning_rate = {rate:g}.")
         self.model.eval()
         valid_accuracy = accuracy(self.model.predict, valid)
+        score = valid_accuracy if self.recipe.select_by == "accuracy" else -_validation_loss(self.model, valid)
         seconds = time.perf_counter() - started
         self.log.append(
             dict(epoch=epoch, loss=loss, valid_accuracy=valid_accuracy, learning_rate=rate, seconds=seconds)
         )
         self.model.end_epoch(epoch, valid_accuracy)
-        self.scheduler.step(*[valid_accuracy] if self.recipe.schedule == "plateau" else [])
-        if valid_accuracy > self.best_accuracy:
-            self.best_accuracy, self.stale = valid_accuracy, 0
+        self.scheduler.step(*[score] if self.recipe.schedule == "plateau" else [])
+        if score > self.best_score:
+            self.best_score, self.stale = score, 0
             self.best_weights = _copy(self.modules) if self.keep_best else None
         else:
             self.stale += 1
@@ -325,10 +334,20 @@ def accuracy(predict: Callable[[Tensor], Tensor], images: Images) -> float:
     return float((predict_classes(predict, images) == images.labels.cpu()).double().mean())
 
 
+@torch.no_grad()
+def _validation_loss(model: Trainable, images: Images) -> float:
+    total, device = 0.0, images.pixels.device
+    with autocast(device):
+        for rows in torch.arange(len(images), device=device).split(evaluation_batch(device, images.size)):
+            batch = Batch(images.batch(rows), images.labels[rows], rows)
+            total += float(model.validation_loss(batch)) * len(rows)
+    return total / len(images)
+
+
 def _optimizer(
     parameters: list[nn.Parameter], recipe: Recipe, device: torch.device
 ) -> tuple[torch.optim.Optimizer, Any]:
-    """The optimiser and the per-epoch learning-rate schedule of a recipe; only plateau's ``step`` takes an accuracy."""
+    """The optimiser and the per-epoch learning-rate schedule of a recipe; only plateau's ``step`` takes a score."""
     optimizer: torch.optim.Optimizer
     options = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
     if recipe.optimizer == "sgd":
@@ -344,7 +363,8 @@ def _optimizer(
             mode="max",
             factor=recipe.plateau_factor,
             patience=recipe.plateau_patience,
-            min_lr=recipe.min_learning_rate,
+            min_lr=0.0 if recipe.stop_at_floor else recipe.min_learning_rate,
+            threshold=0.0,  # strictly better counts, as for the weights that are kept
         )
     return optimizer, schedules.ConstantLR(optimizer, factor=1.0, total_iters=0)
 

@@ -114,7 +114,8 @@ def test_the_update_is_orthogonal_to_the_bases_whatever_momentum_and_decay(netwo
     assert torch.equal(model.heads[0].weight, free)
 
 
-def test_the_projected_gradient_is_that_of_a_loop():
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_projected_gradient_is_that_of_a_loop(decay):
     model = learner("gpm", width=0.06)
     model.learn(task(0), step(0, SHORT))
     model.current = task(1)
@@ -122,13 +123,22 @@ def test_the_projected_gradient_is_that_of_a_loop():
     nn.ModuleList(model.modules_to_train()).requires_grad_(True)
     rows = torch.arange(16)
     train = model.current.train
-    model._weight_decay = 0.0
-    model.loss(trainer.Batch(train.batch(rows), train.labels[rows], rows)).backward()
-    plain = {name: layer.weight.grad.clone() for name, layer in model.layers().items()}
+    batch = trainer.Batch(train.batch(rows), train.labels[rows], rows)
+    model._weight_decay = decay
+    model._project_inputs({})
+    model.loss(batch).backward()
+    plain = {
+        name: (layer.weight.grad + decay * layer.weight.detach()).flatten(1).double()
+        for name, layer in model.layers().items()
+    }
+    model.zero_grad()
+    model._project_inputs(model.bases)
+    model.loss(batch).backward()
     model.after_backward()
+    assert [layer.basis is not None for layer in model.layers().values() if isinstance(layer, nn.Linear)] == [True] * 2
     for name, layer in model.layers().items():
         basis = model.bases[name].double()
-        for row, projected in zip(plain[name].flatten(1).double(), layer.weight.grad.flatten(1), strict=True):
+        for row, projected in zip(plain[name], layer.weight.grad.flatten(1), strict=True):
             expected = row.clone()
             for vector in basis.T:
                 expected -= (row @ vector) * vector

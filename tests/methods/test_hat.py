@@ -117,6 +117,20 @@ def test_compensation_makes_the_gradient_that_of_s_one_times_s_max():
     assert torch.allclose(slopes[1] * hat.compensation(embedding.detach(), 8.0, 400.0 / 8.0), 400 * slopes[0])
 
 
+def test_validation_loss_is_the_loss_at_s_max():
+    model = learner("hat", width=0.06, sparsity=0.5)
+    model.learn(task(0), step(0, SHORT))
+    model.current = task(1)
+    model.start_task(model.current, step(1, SHORT))
+    rows, valid = torch.arange(9), model.current.valid
+    batch = trainer.Batch(valid.batch(rows), valid.labels[rows], rows)
+    masks, earlier = ([torch.sigmoid(400 * e) for e in model.embeddings[number]] for number in ("1", "0"))
+    used = sum(float((mask * (1 - other)).detach().sum()) for mask, other in zip(masks, earlier, strict=True))
+    free = sum(float((1 - other).detach().sum()) for other in earlier)
+    expected = float(nn.functional.cross_entropy(model.predict(batch.images), batch.labels)) + 0.5 * used / free
+    assert float(model.validation_loss(batch)) == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_regulariser_on_hand_numbers():
     masks = [torch.tensor([1.0, 0.5]), torch.tensor([0.2, 0.4, 1.0])]
     none = [torch.zeros(2), torch.zeros(3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from par.networks.alexnet import AlexNet
 from par.networks.mlp import Mlp
@@ -45,6 +46,30 @@ def test_any_image_size_passes(size, norm):
     features = trunk(images)
     assert features.shape == (3, trunk.n_features) and len(features.unique(dim=0)) == 3
     assert torch.allclose(trunk(images[:1]), features[:1], atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_relu_may_stand_behind_dropout_and_pooling(norm):
+    """Where the papers have it: the same features and gradients."""
+    found = []
+    for forward in (AlexNet.forward, by_the_papers):
+        torch.manual_seed(0)
+        trunk, images = AlexNet((32, 32), 0.1, norm).train(), torch.randn(6, 3, 32, 32).requires_grad_()
+        features = forward(trunk, images)
+        (features * torch.randn_like(features)).sum().backward()
+        found.append([features, images.grad, *(parameter.grad for parameter in trunk.parameters())])
+    assert all(map(torch.equal, *found)) and found[0][0].count_nonzero() > 100
+
+
+def by_the_papers(trunk, images):
+    outputs = images
+    for number, layer in enumerate(trunk.layers):
+        outputs = trunk.dropouts[number](functional.relu(trunk.norms[number](layer(outputs))))
+        if outputs.dim() == 4:
+            outputs = functional.max_pool2d(outputs, 2)
+        if number == 2:
+            outputs = outputs.flatten(1)
+    return outputs
 
 
 def test_images_need_not_be_square():

@@ -314,6 +314,15 @@ RECIPES = {
     "adam": dataclasses.replace(BASE, optimizer="adam", learning_rate=0.003, weight_decay=0.01),
     "plateau": dataclasses.replace(BASE, schedule="plateau", plateau_patience=1, min_learning_rate=1e-4),
     "patience": dataclasses.replace(BASE, epochs=30, patience=3),
+    "floor": dataclasses.replace(
+        BASE,
+        epochs=30,
+        schedule="plateau",
+        plateau_patience=1,
+        select_by="loss",
+        min_learning_rate=1e-3,
+        stop_at_floor=True,
+    ),
 }
 
 

@@ -34,6 +34,7 @@ def test_an_outline_has_the_sizes_of_the_stream(tmp_path, monkeypatch):
         ("cifar10_5", [9000] * 5),
         ("cifar100_10", [4500] * 10),
         ("cifar100_coarse", [2250] * 20),
+        ("cifar100_gpm", [4750] * 10),
         ("miniimagenet_20", [2400] * 20),
     ],
 )

@@ -135,6 +135,53 @@ def test_plateau_lowers_the_rate_after_its_patience():
     assert min(rates) == pytest.approx(0.001)
 
 
+def by_loss(seed: int = 0, **changes):
+    """A fit of noise by its validation loss: the log, and the validation loss and weights after every epoch."""
+
+    class Recorder(Model):
+        def end_epoch(self, epoch, valid_accuracy):
+            super().end_epoch(epoch, valid_accuracy)
+            with torch.no_grad():
+                logits = self.predict(valid.batch(torch.arange(len(valid))))
+            losses.append(float(cross_entropy(logits, valid.labels)))
+            weights.append(self.head.weight.clone())
+
+    losses, weights = [], []
+    generator = np.random.default_rng(seed)
+    train, valid = (
+        Images(generator.integers(0, 256, (n, 3, 8, 8)).astype(np.uint8), np.arange(n) % 2, (0.4,) * 3, (0.2,) * 3)
+        for n in (20, 30)
+    )
+    recipe = dataclasses.replace(RECIPE, select_by="loss", **changes)
+    model = Recorder()
+    return trainer.fit(model, train, valid, recipe, "k"), losses, weights, model
+
+
+def test_by_loss_the_weights_of_the_lowest_validation_loss_are_restored():
+    _, losses, weights, model = by_loss(epochs=8, schedule="constant")
+    best = int(np.argmin(losses))
+    assert 0 < best < 7 and best != int(np.argmax(model.accuracies)), "or the test shows nothing"
+    assert torch.equal(model.head.weight, weights[best])
+
+
+def test_at_the_floor_a_task_ends_where_a_loop_would_end_it():
+    floor = dict(plateau_patience=2, plateau_factor=0.5, min_learning_rate=0.02, stop_at_floor=True)
+    log, losses, _, _ = by_loss(epochs=60, schedule="plateau", **floor)
+    rate, best, bad, rates = 0.1, float("inf"), 0, []
+    for loss in losses:
+        rates.append(rate)
+        if loss < best:
+            best, bad = loss, 0
+            continue
+        bad += 1
+        if bad == 3:
+            rate, bad = rate / 2, 0
+            if rate < 0.02:
+                break
+    assert [row["learning_rate"] for row in log] == pytest.approx(rates) and 9 <= len(log) == len(rates) < 60
+    assert len(set(rates)) == 3
+
+
 def test_a_last_batch_of_one_joins_the_one_before():
     sizes = [len(rows) for rows in trainer.batches(17, 8, torch.Generator().manual_seed(0))]
     assert sizes == [8, 9]

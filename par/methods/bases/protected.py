@@ -30,6 +30,7 @@ class ProtectedTrunk(SharedTrunk):
 
     alexnet_norm: ClassVar[bool]  # the AlexNet has batch normalisation and no biases
     shared_affine: ClassVar[bool]  # one scale and shift for all tasks
+    linear: ClassVar[type[nn.Linear]] = nn.Linear  # the AlexNet's fully connected layers
 
     _weight_decay = 0.0  # of the step that is being learned
     _norms: list[TaskNorm]
@@ -55,7 +56,7 @@ class ProtectedTrunk(SharedTrunk):
     def build_trunk(self, record: Mapping[str, Any]) -> nn.Module:
         """The AlexNet (``hyper.width`` times its size) or the network of the ``network`` block."""
         if self.hyper.network == "alexnet":
-            return AlexNet(tuple(record["image_size"]), self.hyper.width, self.alexnet_norm)
+            return AlexNet(tuple(record["image_size"]), self.hyper.width, self.alexnet_norm, self.linear)
         return build_network(self.settings.network)
 
     def grow(self, record: dict[str, Any]) -> None:
