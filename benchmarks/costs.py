@@ -20,7 +20,7 @@ from pipeline.work import Survey, Work, survey
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FILE = REPOSITORY / "docs/costs.md"
-PRESETS = ("paper", "cifar", "demo", "relatedness")
+PRESETS = ("paper", "cifar", "validation", "demo", "relatedness")
 HOUR = 3600.0
 HEAD = """# What the presets cost
 

@@ -31,11 +31,11 @@ def test_every_preset_has_its_costs():
 
 
 def test_rows_add_up_to_all_and_an_h100_is_never_slower(costs):
-    for one in costs[:3]:
+    for one in costs[:-1]:
         work = one.found.work
         parts = [one.hours([w for w in work if w.stream == stream]) for stream in one.config.streams]
         assert sum(parts) == pytest.approx(one.hours(work)) and 0 < one.hours(work, "cuda") < one.hours(work)
-    assert not costs[3].found.work and not costs[3].config.methods
+    assert not costs[-1].found.work and not costs[-1].config.methods
 
 
 @pytest.mark.parametrize(("device", "batch", "ms"), [("cpu", 16, 10), ("cpu", 64, 10), ("cuda", 16, 2.5)])
