@@ -44,8 +44,8 @@ class _LinearWithProjectedGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         inputs, weight, basis = ctx.saved_tensors
-        (gradient,) = gradients
-        return gradient @ weight, gradient.T @ (inputs - inputs @ basis @ basis.T), None
+        gradient, rows = (tensor.to(weight.dtype) for tensor in (*gradients, inputs))  # autocast may have halved them
+        return (gradient @ weight).to(inputs.dtype), gradient.T @ (rows - rows @ basis @ basis.T), None
 
 
 class Gpm(ProtectedTrunk):
@@ -99,8 +99,7 @@ class Gpm(ProtectedTrunk):
 
     def start_task(self, task: LearningTask, step: Step) -> None:
         super().start_task(task, step)
-        if self.device.type == "cpu":  # elsewhere projecting a gradient costs little, and autocast would want its say
-            self._project_inputs(self.bases)
+        self._project_inputs(self.bases)
 
     def _project_inputs(self, bases: Mapping[str, Tensor]) -> None:
         """Let the layers that can leave their bases out of their gradients do so."""

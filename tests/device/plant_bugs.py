@@ -82,14 +82,14 @@ BUGS = {
     "number copied in a step": Bug(
         "captured hat",
         "methods/hat.py",
-        '= self.masks(self.current.id, batch.drawn["scale"])',
-        "= self.masks(self.current.id, torch.tensor([1.0]).to(self.device))",
+        'self._loss(batch, batch.drawn["scale"])',
+        "self._loss(batch, torch.tensor([1.0]).to(self.device))",
     ),
     "number of the host in a graph": Bug(
         "captured hat",
         "methods/hat.py",
-        '= self.masks(self.current.id, batch.drawn["scale"])',
-        "= self.masks(self.current.id, self.__dict__.setdefault('n', []).append(1) or len(self.n))",
+        'self._loss(batch, batch.drawn["scale"])',
+        "self._loss(batch, self.__dict__.setdefault('n', []).append(1) or len(self.n))",
     ),
     "branch on a value": Bug("captured agem", "methods/agem.py", 'against.device.type == "cpu" and not', "not"),
     "question to the device": Bug(
