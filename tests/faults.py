@@ -9,6 +9,7 @@ it then says is compared with the truth. Draws are seeded: the same call causes 
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import io
 import itertools
@@ -127,6 +128,9 @@ def learn_truth(home: Path) -> None:
     params = PARAMS.replace("workers: 1", "workers: 2").replace("epochs: 2\n  batch", "epochs: 6\n  batch")
     params = params.replace("  independent: {}\n", "  independent: {}\n  ewc: {}\n  soft_gating:\n    channels: 4\n")
     folder = make_project(home / "searched", params=params)
+    # A disk that fills up while Python 3.11 or 3.12 compiles a module leaves half a file that no later start can read
+    # (python/cpython#126606): nothing of ours, so all is compiled before.
+    compileall.compile_dir(folder, quiet=1)
     for stage in STAGES[:5]:
         run_stage(folder, stage)
     trained = shutil.copytree(folder, home / "trained")
