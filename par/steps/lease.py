@@ -141,7 +141,14 @@ def _is_dead(text: str) -> bool:
 
 
 def _take_away(path: Path, text: str) -> None:
-    """Remove the lease that holds ``text``. It is renamed first, so that only one of several waiters gets it."""
+    """Remove the lease that holds ``text``. It is renamed first, so that only one of several waiters gets it.
+
+    Between the look and the renaming another waiter may have taken it away and become the owner. It gets its lease
+    back, unless a third has made one of its own by then.
+    """
+    found = _read(path)
+    if found is None or found[0] != text:
+        return
     aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with suppress(FileNotFoundError):  # another waiter was faster
         path.rename(aside)
