@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -122,8 +124,9 @@ def attempt(job: Job, store: Store, progress: Callable[[int], None]) -> Result:
         return Result(job.label, failure=_explained(error))
 
 
-def compute_on_one_thread() -> None:
-    """Set this process up for jobs.
+@contextmanager
+def computing_on_one_thread() -> Iterator[None]:
+    """The settings of this process and thread that jobs run under, while it lasts.
 
     Every job computes with one CPU thread, whatever the number of workers: sums then have one order, and two jobs side
     by side measured 1.05-1.14 times the throughput of one job on two threads (`benchmarks.speed workers`,
@@ -131,9 +134,15 @@ def compute_on_one_thread() -> None:
     processor a hundred times as much as others; an AlexNet under HAT trained 1.6 times as fast without them, and two
     tasks of all methods kept their bits.
     """
+    n_threads, were_zeros = torch.get_num_threads(), sys.float_info.min / 2 == 0.0  # torch only sets the latter
     keep_large_blocks()
     torch.set_flush_denormal(True)
     torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(were_zeros)
+        torch.set_num_threads(n_threads)
 
 
 def _explained(error: Exception) -> Failure:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from par.files import read_json, write_json
 from par.schema import ConfigError, to_plain
 from par.steps.cluster import Cluster
-from par.steps.jobs import Failure, Job, Outcome, Paced, Planned, Result, attempt, by_weight, compute_on_one_thread
+from par.steps.jobs import Failure, Job, Outcome, Paced, Planned, Result, attempt, by_weight, computing_on_one_thread
 from par.steps.lease import Lease
 from par.steps.routed_chain import lacking
 from par.steps.store import Store
@@ -52,7 +52,6 @@ class Task:
 
     def __call__(self, job: Job, store: Store, report: Path) -> None:
         """Run a job; leave with 1 if it fails, so that the scheduler starts none that waits for it."""
-        compute_on_one_thread()
         images = 0
 
         def hand_on(n_images: int) -> None:
@@ -61,7 +60,8 @@ class Task:
             write_json(report, {"images": images, "result": None})
 
         hand_on(0)
-        result = attempt(job, store, Paced(hand_on, REPORT_SECONDS).advance)
+        with computing_on_one_thread():
+            result = attempt(job, store, Paced(hand_on, REPORT_SECONDS).advance)
         write_json(report, {"images": job.cost(), "result": to_plain(result)})
         if result.failure is not None:
             print(result.failure.text, file=sys.stderr)

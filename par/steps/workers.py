@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from par.steps.cluster import Cluster
-from par.steps.jobs import Failure, Job, Outcome, Paced, Planned, Result, attempt, by_weight, compute_on_one_thread
+from par.steps.jobs import Failure, Job, Outcome, Paced, Planned, Result, attempt, by_weight, computing_on_one_thread
 from par.steps.slots import Slot, Slots, Workers, physical_cores
 from par.steps.store import Store
 
@@ -111,17 +111,15 @@ class _Queue:
 
 
 def _run_here(queue: _Queue, store: Store, slots: Slots) -> None:
-    threads = torch.get_num_threads()
-    compute_on_one_thread()
     slot = _wait_for_slot(slots)
     try:
-        while (found := queue.take()) is not None:
-            planned, _ = found
-            with _on_card(slot.card):
-                queue.done(planned, attempt(planned.job, store, queue.bar.update))
+        with computing_on_one_thread():
+            while (found := queue.take()) is not None:
+                planned, _ = found
+                with _on_card(slot.card):
+                    queue.done(planned, attempt(planned.job, store, queue.bar.update))
     finally:
         slot.free()
-        torch.set_num_threads(threads)
 
 
 def _wait_for_slot(slots: Slots) -> Slot:
@@ -253,14 +251,13 @@ def serve(connection: Connection) -> None:
 
     Every job is answered by its progress, numbers of images, and last a result.
     """
-    compute_on_one_thread()
     while True:
         try:
             store, job, card = connection.recv()
         except EOFError:
             return
         report = Paced(connection.send, REFRESH_SECONDS)
-        with _on_card(card):
+        with computing_on_one_thread(), _on_card(card):
             result = attempt(job, store, report.advance)
         report.send()
         connection.send(result)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from par.operating_system import GRACE_SECONDS, WATCH_SECONDS
 from par.schema import ConfigError
@@ -230,6 +231,22 @@ def test_a_bug_keeps_its_traceback_and_a_mistake_is_a_sentence(tmp_path, workers
     assert not any(failure.is_bug or "\n" in failure.text for failure in failures.values())
     assert failures["config"].text == "alpha = 'x' has the wrong type."
     assert str(tmp_path) in failures["disk"].text and "make room" in failures["disk"].text
+
+
+def note_settings(folder: Path) -> None:
+    (folder / "settings").write_text(f"{torch.get_num_threads()} {sys.float_info.min / 2}")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_job_has_one_thread_and_no_tiny_numbers_and_who_runs_it_keeps_its_own_settings(tmp_path, workers):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert run_jobs([Do("settings", note_settings)], Store(tmp_path), workers, "test").failures == []
+        assert (tmp_path / "settings").read_text() == "1 0.0"
+        assert torch.get_num_threads() == 3 and sys.float_info.min / 2 > 0
+    finally:
+        torch.set_num_threads(threads)
 
 
 def note(folder: Path) -> None:
