@@ -51,7 +51,7 @@ class Lease:
             if found != seen:
                 seen, since = found, time.monotonic()
             if found is not None and _is_dead(found[0]):
-                _take_away(self._path, found[0])
+                _take_away(self._path, found)
             elif found is not None and time.monotonic() - since >= EXPIRY_SECONDS:
                 owner = OWNER.fullmatch(found[0])
                 of_whom = f" of process {owner['process']} on {owner['host']}" if owner else ""
@@ -59,7 +59,7 @@ class Lease:
                     f"The lease {self._path}{of_whom} was not renewed for {EXPIRY_SECONDS:g} s: its work is done here.",
                     file=sys.stderr,
                 )
-                _take_away(self._path, found[0])
+                _take_away(self._path, found)
             else:
                 time.sleep(POLL_SECONDS)
 
@@ -140,20 +140,12 @@ def _is_dead(text: str) -> bool:
     return False
 
 
-def _take_away(path: Path, text: str) -> None:
-    """Remove the lease that holds ``text``. It is renamed first, so that only one of several waiters gets it.
+def _take_away(path: Path, found: tuple[str, int]) -> None:
+    """Remove the lease at ``path`` if it still is the one that was found.
 
-    Between the look and the renaming another waiter may have taken it away and become the owner. It gets its lease
-    back, unless a third has made one of its own by then.
+    Between a waiter's look and its removal another waiter may have removed it and become the owner. So only who holds a
+    lease on removing looks and removes; one whose holder died is taken away likewise, by who holds a lease on that.
     """
-    found = _read(path)
-    if found is None or found[0] != text:
-        return
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    with suppress(FileNotFoundError):  # another waiter was faster
-        path.rename(aside)
-        found = _read(aside)
-        if found is not None and found[0] != text:  # another was faster, and this is its new lease
-            with suppress(OSError):  # somebody has a newer one: then both compute
-                os.link(aside, path)
-        aside.unlink()
+    with Lease(path.with_name(f"{path.name}.removal")):
+        if _read(path) == found:
+            path.unlink(missing_ok=True)  # an owner that only seemed dead may remove it too

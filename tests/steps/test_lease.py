@@ -74,6 +74,10 @@ def hold_alone(folder: Path, path: Path) -> None:
         (folder / "held").rmdir()
 
 
+def hold_in_turn(_: int, folder: Path, path: Path) -> None:
+    hold_alone(folder, path)
+
+
 def _in_a_tight_loop(_: int, folder: Path, path: Path) -> None:
     for _ in range(40):
         hold_alone(folder, path)
@@ -203,11 +207,79 @@ def test_a_lease_that_names_no_process_expires(tmp_path, short, text):
     assert time.monotonic() - start >= 2.0
 
 
-def test_a_waiter_that_takes_a_new_lease_for_the_dead_one_gives_it_back(tmp_path):
+def _interrupted(path: Path, stopped: Path, go_on: Path) -> None:
+    """Take the lease; be interrupted between the look at a dead owner's and its removal."""
+    read, looks = lease._read, []
+
+    def read_and_stop(read_path: Path) -> tuple[str, int] | None:
+        found = read(read_path)
+        if read_path == path:
+            looks.append(found)
+            if len(looks) == 2:  # the first is that of a waiter
+                stopped.touch()
+                while not go_on.exists():
+                    time.sleep(0.01)
+        return found
+
+    lease._read = read_and_stop
+    with Lease(path):
+        pass
+
+
+def _hold(path: Path, held: Path, release: Path) -> None:
+    with Lease(path):
+        held.touch()
+        while not release.exists():
+            time.sleep(0.01)
+
+
+def wait_for(path: Path, seconds: float = 60.0) -> bool:
+    """Whether the file came to be in so many seconds."""
+    end = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    return path.exists()
+
+
+def test_who_is_interrupted_before_it_removes_a_dead_lease_removes_no_other(tmp_path, impatient):
+    path, stopped, go_on = tmp_path / "lease", tmp_path / "stopped", tmp_path / "go on"
+    held, release = tmp_path / "held", tmp_path / "release"
+    path.write_text(f"here {dead_process()} {machine()} ab\n")
+    late = FORK.Process(target=_interrupted, args=(path, stopped, go_on))
+    late.start()
+    assert wait_for(stopped)
+    other = FORK.Process(target=_hold, args=(path, held, release))
+    other.start()
+    wait_for(held, 0.5)  # it must not, but if it does, the late one goes on beside it
+    go_on.touch()
+    assert wait_for(held)
+    time.sleep(0.3)
+    assert f" {other.pid} " in path.read_text()
+    release.touch()
+    for process in (late, other):
+        process.join()
+        assert process.exitcode == 0
+    assert not path.exists()
+
+
+def test_who_dies_while_it_removes_a_dead_lease_is_followed_at_once(tmp_path, impatient):
+    for name in ("lease", "lease.removal", "lease.removal.removal"):
+        (tmp_path / name).write_text(f"here {dead_process()} {machine()} ab\n")
+    start = time.monotonic()
+    together(6, hold_in_turn, tmp_path, tmp_path / "lease")
+    assert time.monotonic() - start < 10 and not list(tmp_path.iterdir())
+
+
+def test_what_was_found_is_taken_away_and_nothing_else(tmp_path):
+    """The text of an owner that has not yet written its name is that of one that died before it could."""
     path = tmp_path / "lease"
-    path.write_text("node7 1 another-boot new\n")
-    lease._take_away(path, "node7 1 another-boot dead\n")
-    assert path.read_text() == "node7 1 another-boot new\n" and list(tmp_path.iterdir()) == [path]
+    path.touch()
+    found = lease._read(path)
+    os.utime(path, (1, 1))
+    lease._take_away(path, found)
+    assert list(tmp_path.iterdir()) == [path]
+    lease._take_away(path, lease._read(path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_leaves_no_lease_behind(tmp_path, monkeypatch):
