@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 import torch
@@ -15,8 +16,11 @@ from par.methods.bases.method import LearningTask, Step
 from par.methods.bases.protected import ProtectedTrunk
 from par.networks.gates import Layer
 from par.schema import Count, NonNegative, Positive, Range
+from par.training import trainer
+from par.training.losses import cross_entropy
 
 ALEXNET_IMAGES = (24, 100, 100, 125, 125)  # images whose inputs to each layer span its basis (sources.md#gpm)
+STATISTICS_IMAGES = 1000
 HIGHEST_THRESHOLD = 0.999  # of GPM's own runs (twentieth superclass task); at 1 a basis would be filled with noise
 
 
@@ -65,6 +69,12 @@ class Gpm(ProtectedTrunk):
     statistics, where the released code normalises by the batch at hand, which makes accuracy depend on how test images
     are batched (sources.md#gpm). Basis images are drawn at random and not augmented.
 
+    Behind dropout, which the AlexNet has, running statistics would be those of a network that is never evaluated: units
+    that drop out raise the variance of what the next layer computes. A task of CIFAR-100 that was learned to .88 on
+    its training images had .42 on test images by running statistics and .76 by statistics without dropout. So before
+    every validation they are taken from training images, whole and not augmented: at most STATISTICS_IMAGES (all 4,750
+    give the same accuracy to within .003), in batches of the recipe's size, of which means and variances are averaged.
+
     Between tasks: the bases, float32 [in * k * k, rank].
     """
 
@@ -85,6 +95,9 @@ class Gpm(ProtectedTrunk):
         images: Count = 125  # that span the bases; AlexNet's layers see at most those of ALEXNET_IMAGES
         max_patches: Count = 24 * 29 * 29  # per convolution (its first images only): the most that the release uses
 
+    _statistics_rows: Sequence[Tensor]  # batches of training images of the task; none where nothing drops out
+    _statistics_are_old = False
+
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.bases: dict[str, Tensor] = {}
@@ -100,6 +113,36 @@ class Gpm(ProtectedTrunk):
     def start_task(self, task: LearningTask, step: Step) -> None:
         super().start_task(task, step)
         self._project_inputs(self.bases)
+        size, drops_out = step.recipe.batch_size, any(isinstance(part, nn.Dropout) for part in self.trunk.modules())
+        drawn = trainer.batches(len(task.train), size, seeding.torch_generator(step.key, "statistics"))
+        self._statistics_rows = list(islice(drawn, -(-STATISTICS_IMAGES // size) if drops_out else 0))
+
+    def start_epoch(self, epoch: int) -> None:
+        self._statistics_are_old = True
+
+    def loss(self, batch: trainer.Batch) -> Tensor:
+        """Cross-entropy under statistics of the batch."""
+        return cross_entropy(self.logits(batch.images, self.current.id), batch.labels)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Logits on the current task, normalised by statistics of the weights at hand."""
+        if self._statistics_are_old:
+            self._take_statistics()
+            self._statistics_are_old = False
+        return super().predict(images)
+
+    @torch.no_grad()
+    def _take_statistics(self) -> None:
+        """Normalise the current task by its training images without dropout (in eval mode)."""
+        of_task = [norm.by_task[str(self.current.id)] for norm in self._norms]
+        norms = [norm for norm in of_task if isinstance(norm, nn.BatchNorm2d)]  # all of them
+        usual = [norm.momentum for norm in norms]
+        for number, rows in enumerate(self._statistics_rows, start=1):
+            for norm in norms:
+                norm.train().momentum = 1 / number
+            self.features(self.current.train.batch(rows), self.current.id)
+        for norm, momentum in zip(norms, usual, strict=True):
+            norm.eval().momentum = momentum
 
     def _project_inputs(self, bases: Mapping[str, Tensor]) -> None:
         """Let the layers that can leave their bases out of their gradients do so."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from par import seeding
 from par.config import Recipe
 from par.methods import gpm
 from par.networks.task_norm import task_norms
@@ -165,6 +166,33 @@ def test_scale_and_shift_freeze_after_the_first_task_and_statistics_stay_with_th
         assert values and all(map(torch.equal, copied(part), values))
     new = [norm.by_task["1"].running_mean for norm in task_norms(model.trunk)]
     assert not any(map(torch.equal, new, before[1][::3]))
+
+
+def test_statistics_are_those_of_training_images_without_dropout_batch_by_batch():
+    model, learned = learner("gpm", width=0.06), task(0)
+    model.learn(learned, step(0, SHORT))
+    images = learned.train
+    means, variances = [], []
+    order = torch.randperm(len(images), generator=seeding.torch_generator(step(0, SHORT).key, "statistics"))
+    for rows in order.split(SHORT.batch_size):
+        outputs = images.batch(rows)
+        for number, (layer, norm) in enumerate(zip(model.trunk.layers, model.trunk.norms, strict=True)):
+            if number == 3:
+                outputs = outputs.flatten(1)
+            outputs = layer(outputs)
+            units = outputs.transpose(0, 1).flatten(1)
+            means.append(units.mean(dim=1))
+            variances.append(units.var(dim=1))
+            shape = (-1, *[1] * (outputs.dim() - 2))
+            outputs = (outputs - means[-1].view(shape)) / (units.var(dim=1, correction=0) + 1e-5).sqrt().view(shape)
+            outputs = (outputs * norm.weight.view(shape) + norm.bias.view(shape)).relu()
+            if number < 3 and min(outputs.shape[2:]) > 1:
+                outputs = nn.functional.max_pool2d(outputs, 2)
+    for number, norm in enumerate(task_norms(model.trunk)):
+        own = norm.by_task["0"]
+        assert own.momentum == 0.1 and not own.training
+        for found, expected in ((own.running_mean, means), (own.running_var, variances)):
+            assert torch.allclose(found, torch.stack(expected[number::5]).mean(dim=0), rtol=1e-4, atol=1e-5)
 
 
 def test_it_forgets_less_than_finetune():
