@@ -1,7 +1,7 @@
 """Speed of the task distance against broadcasting by task and class, measured in one run on one thread,
 in CPU seconds, so that other processes on the machine count little.
 
-    python benchmarks/distance.py
+    python benchmarks/distance.py [--tasks 100] [--rounds 3]
 
 100 old tasks x 5 prototypes x 512 dimensions, a new task of 5 classes with 500 features each, all float64. The
 broadcasting loops are what the equations say word by word, one class of one task at a time; the authors' code is the
@@ -15,6 +15,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read once, when numpy loads
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import argparse
 import time
 from collections.abc import Callable
 
@@ -24,8 +25,7 @@ import torch
 from par.relatedness.distance import to_each
 from par.relatedness.prototypes import Prototypes, class_prototypes
 
-TASKS, CLASSES, DIMENSIONS, PER_CLASS = 100, 5, 512, 500
-ROUNDS = 3
+CLASSES, DIMENSIONS, PER_CLASS = 5, 512, 500
 
 
 def sample_task(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Prototypes]:
@@ -74,15 +74,20 @@ def cpu_seconds(compute: Callable[..., np.ndarray], *arguments) -> tuple[float, 
 
 
 def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--tasks", type=int, default=100, metavar="N", help="old tasks")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of which the fastest counts")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     generator = np.random.default_rng(0)
     features, labels, own = sample_task(generator)
-    others = [sample_task(generator)[2] for _ in range(TASKS)]
+    others = [sample_task(generator)[2] for _ in range(options.tasks)]
     task = features, labels, own, others
     loops = {"broadcasting, torch": broadcast_torch, "broadcasting, numpy": broadcast_numpy}
     seconds = {name: [] for name in ("to_each", *loops)}
     expected = {}
-    for _ in range(ROUNDS):  # interleaved: a slower phase of the machine hits all
+    for _ in range(options.rounds):  # interleaved: a slower phase of the machine hits all
         for _ in range(5):
             elapsed, result = cpu_seconds(to_each, "paper", *task)
             seconds["to_each"].append(elapsed)

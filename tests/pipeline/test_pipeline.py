@@ -19,7 +19,18 @@ from PIL import Image
 from par.files import read_json
 from par.methods import METHODS
 from par.seeding import numpy_generator
-from tests.project import DIGITS, PARAMS, STAGES, commit, environment, make_project, run, run_stage, stages_run
+from tests.project import (
+    DIGITS,
+    PARAMS,
+    STAGES,
+    commit,
+    environment,
+    made_once,
+    make_project,
+    run,
+    run_stage,
+    stages_run,
+)
 
 REPORT = "reports/tiny"
 SMALL = {  # settings that make a method small enough for the tiny stream
@@ -32,13 +43,17 @@ SMALL = {  # settings that make a method small enough for the tiny stream
 }
 
 
-@pytest.fixture(scope="module")
-def routed(tmp_path_factory) -> Path:
-    """A project in which everything before training is done."""
-    folder = make_project(tmp_path_factory.mktemp("project"))
+def route(folder: Path) -> None:
+    """Make a project in ``folder/routed`` in which everything before training is done."""
+    make_project(folder / "routed")
     for stage in STAGES[:5]:
-        run_stage(folder, stage)
-    return folder
+        run_stage(folder / "routed", stage)
+
+
+@pytest.fixture(scope="session")
+def routed(tmp_path_factory) -> Path:
+    """What :func:`route` makes; to be copied, since the test processes share it."""
+    return made_once(tmp_path_factory, "routed", route) / "routed"
 
 
 def contents(folder: Path, *names: str) -> dict[str, bytes]:

@@ -290,10 +290,8 @@ def test_importing_needs_no_torch():
     run_python("-c", "import sys, par.relatedness.routing; assert 'torch' not in sys.modules")
 
 
-@pytest.mark.slow
-def test_far_faster_than_broadcasting():
-    """Ratios of 30 (numpy) and 34-85 (torch, as the authors do; it depends on the allocator) were measured."""
-    lines = [line for line in run_python("benchmarks/distance.py").splitlines() if "ratio" in line]
-    ratios = [float(line.split("ratio")[1].split()[0]) for line in lines]
-    assert len(ratios) == 2 and min(ratios) >= 15
-    assert all(float(line.split()[-1]) < 1e-9 for line in lines)
+def test_the_benchmark_computes_the_same_as_broadcasting():
+    """Ratios of 30 (numpy) and 34-85 (torch, as the authors do; it depends on the allocator) were measured by it."""
+    done = run_python("benchmarks/distance.py", "--tasks", "3", "--rounds", "1")
+    lines = [line for line in done.splitlines() if "ratio" in line]
+    assert len(lines) == 2 and all(float(line.split()[-1]) < 1e-9 for line in lines)
