@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.agreement import baselines, lmc, mntdp, modular, protected, rehearsal, repository
+from benchmarks.agreement import alone, baselines, lmc, mntdp, modular, protected, rehearsal, repository
 from benchmarks.agreement.comparison import (
     ConvertedImages,
     Row,
@@ -21,6 +21,7 @@ from benchmarks.agreement.comparison import (
     in_dtype,
     largest_difference,
     last_epoch_stays,
+    means_agree,
     precise_casts,
     recorded,
     show,
@@ -145,6 +146,58 @@ def test_batches_become_one_epoch_again():
     assert pixels.shape == (3, 3, 4, 4) and pixels[:, 0, 0, 0].tolist() == [1, 1, 0] and labels.tolist() == [0, 0, 1]
     with pytest.raises(ValueError):
         everything([batches, batches])
+
+
+def test_two_standard_errors_of_the_difference_are_allowed():
+    here = [np.array([[0.5, 0.1], [0.4, 0.6]]), np.array([[0.5, 0.1], [0.5, 0.7]])]  # AP .5 and .6, AF -.05 and 0
+    theirs = [np.array([[0.9, 0.1], [0.6, 0.6]]), np.array([[0.9, 0.1], [0.7, 0.7]])]  # AP .6 and .7, AF -.15 and -.1
+    performance, forgetting = means_agree("x", here, theirs)
+    error = np.sqrt(2 * 0.005 / 2)  # two means of two values with variance .005
+    assert (performance.difference, performance.allowed) == (pytest.approx(0.1), pytest.approx(2 * error))
+    assert performance.what == "AP of 2 seeds, 0.550 here and 0.650 (standard error 0.071)"
+    assert (forgetting.difference, forgetting.allowed) == (pytest.approx(0.1), pytest.approx(error))
+    assert str(performance).endswith("| agrees |") and str(forgetting).endswith("| DIFFERS |")
+
+
+def test_the_script_of_gpm_is_handed_our_tasks():
+    """A stand-in for it, that has seen the tests' images, and prints percents into a table for ten tasks."""
+    tasks, tests = [task(0), task(1)], [images(0, "test"), images(1, "test")]
+    seen = {}
+
+    def main(options):
+        from dataloader import cifar100
+
+        data, classes, size = cifar100.get(seed=options.seed, pc_valid=options.pc_valid)
+        seen.update(data)
+        assert classes == [(0, 10), (1, 10)] and size == [3, 16, 16]
+        assert (options.lr_patience, options.lr_factor) == (6, 2)
+        table = np.zeros((10, 10))
+        table[:2, :2] = [[50, 0], [40, 60]]
+        code.pd.DataFrame(table)
+
+    code = SimpleNamespace(sn=None, plt=None, pd=None, main=main)
+    matrix = alone.theirs_gpm(SimpleNamespace(main_cifar100=code), tasks, tests, 3)
+    np.testing.assert_allclose(matrix, [[0.5, 0.1], [0.4, 0.6]])
+    for number in (0, 1):
+        torch.testing.assert_close(seen[number]["test"]["x"], tests[number].batch(torch.arange(48)).contiguous())
+        assert torch.equal(seen[number]["train"]["y"], tasks[number].train.labels)
+
+
+def test_our_side_of_a_method_with_a_network_for_each_task():
+    recipe = dataclasses.replace(RECIPE, epochs=4)
+    tests = [images(0, "test"), images(1, "test")]
+    with mock.patch.dict(alone.RECIPES, independent=recipe):
+        matrix = alone.ours("independent", [task(0), task(1)], tests, 0)
+    assert matrix[0, 0] == matrix[1, 0] > 0.5 < matrix[1, 1]
+    assert matrix[0, 1] == 0.1
+
+
+@pytest.mark.parametrize("shuffles", [False, True])
+def test_code_for_old_torch_shuffles_where_it_may(shuffles):
+    rows = np.arange(100)
+    with old_torch(shuffles):
+        np.random.shuffle(rows)
+    assert (rows.tolist() != list(range(100))) == shuffles and sorted(rows) == list(range(100))
 
 
 def test_code_for_old_torch_runs_without_shuffling_on_the_cpu():

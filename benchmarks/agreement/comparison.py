@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from par import metrics
 from par.methods.bases.method import LearningTask, Method, Step
 from par.streams import Stream, build_stream, load_stream
 from par.training import trainer
@@ -175,6 +176,18 @@ def small_split(task: Any, name: str, size: int, step: int, kind: type[Images]) 
     split = task.split(name)
     rows = np.arange(len(split.labels)).reshape(task.n_classes, -1).T.ravel()[:size]
     return kind(split.images[rows][:, :, ::step, ::step], split.labels[rows], task.mean, task.std)
+
+
+def means_agree(part: str, here: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Iterator[Row]:
+    """AP and AF of two sides that draw their own, from their accuracy matrices r_ij of as many seeds: how far the means
+    are apart, in units of 1. Two standard errors of the difference are allowed."""
+    figures = (("AP", metrics.average_accuracy), ("AF", metrics.average_forgetting))
+    for name, figure in figures:
+        values = [np.array([figure(matrix) for matrix in matrices]) for matrices in (here, theirs)]
+        error = float(np.sqrt(sum(each.var(ddof=1) / len(each) for each in values)))
+        own, other = (float(each.mean()) for each in values)
+        what = f"{name} of {len(here)} seeds, {own:.3f} here and {other:.3f} (standard error {error:.3f})"
+        yield Row(part, what, abs(own - other), 2 * error)
 
 
 def run(data: Path, compared: Callable[[Stream], Iterable[Row]]) -> NoReturn:

@@ -73,15 +73,16 @@ def recipe(learning_rate: float) -> Recipe:
 
 
 @contextmanager
-def old_torch() -> Iterator[None]:
-    """Inside, code for torch 0.2 runs on the CPU and does not shuffle."""
+def old_torch(shuffles: bool = False) -> Iterator[None]:
+    """Inside, code for torch 0.2 runs on the CPU; unless it ``shuffles``, it keeps rows in their order."""
     with ExitStack() as patches:
         patches.enter_context(redirect_stdout(io.StringIO()))
         patches.enter_context(mock.patch.object(torch.Tensor, "cuda", lambda tensor: tensor))
         patches.enter_context(mock.patch("torch.autograd.Variable", lambda tensor, **_: tensor))
         clip = nn.utils.clip_grad_norm_
         patches.enter_context(mock.patch("torch.nn.utils.clip_grad_norm", clip, create=True))
-        patches.enter_context(mock.patch("numpy.random.shuffle", lambda rows: None))
+        if not shuffles:
+            patches.enter_context(mock.patch("numpy.random.shuffle", lambda rows: None))
         yield
 
 

@@ -39,12 +39,12 @@ from benchmarks.agreement.comparison import (
     in_dtype,
     largest_difference,
     last_epoch_stays,
+    means_agree,
     recorded,
     run,
     small_split,
     small_tasks,
 )
-from par import metrics
 from par.config import Config, LearnerSettings, Recipe
 from par.methods import load_method
 from par.methods.bases.memory import Recall
@@ -401,11 +401,8 @@ def compare_states(network: Any, ours: Any, case: Case) -> Iterator[Row]:
 def compare_accuracies(
     modules: SimpleNamespace, case: Case, tasks: Sequence[LearningTask], tests: Sequence[Images], n_seeds: int
 ) -> Iterator[Row]:
-    """AP and AF of both, each by itself: how far their means over the seeds are apart, in units of 1.
-
-    Two standard errors of the difference are allowed.
-    """
-    found: dict[str, list[list[float]]] = {"here": [], "theirs": []}
+    """AP and AF of both, each by itself."""
+    found: dict[str, list[np.ndarray]] = {"here": [], "theirs": []}
     with last_epoch_stays():
         for seed in range(n_seeds):
             ours = load_method(case.method)(case_settings(case))
@@ -423,16 +420,8 @@ def compare_accuracies(
                 rows["here"].append(accuracies(ours.logits, tests, task.id))
                 rows["theirs"].append(accuracies(partial(logits_of, strategy.model), tests, task.id))
             for side, matrix in rows.items():
-                found[side].append(
-                    [metrics.average_accuracy(np.array(matrix)), metrics.average_forgetting(np.array(matrix))]
-                )
-    values = {side: np.array(each) for side, each in found.items()}
-    errors = np.sqrt(sum(each.var(axis=0, ddof=1) / n_seeds for each in values.values()))
-    means = {side: each.mean(axis=0) for side, each in values.items()}
-    for number, name in enumerate(("AP", "AF")):
-        own, theirs, error = means["here"][number], means["theirs"][number], errors[number]
-        what = f"{name} of {n_seeds} seeds, {own:.3f} here and {theirs:.3f} (standard error {error:.3f})"
-        yield Row(f"{case.method}, {case.what}, each by itself", what, abs(own - theirs), 2 * error)
+                found[side].append(np.array(matrix))
+    yield from means_agree(f"{case.method}, {case.what}, each by itself", found["here"], found["theirs"])
 
 
 def accuracies(logits: Callable[[Tensor, int], Tensor], tests: Sequence[Images], last: int) -> list[float]:
