@@ -4,7 +4,8 @@
 The other scripts hand theirs our initial weights and draws and compare step by step. Here each side draws its own and
 trains by its own loop, and AP and AF over seeds are compared: what no step shows, such as a whole run that goes wrong,
 would be seen here. Theirs is as it is released, but for what does not run any more (docs/agreement.md) and PNN, whose
-gradients of the task before are cleared. Three tasks of CIFAR100-10, both sides on the same images.
+gradients of the task before are cleared; with ``--as-ours`` also without what the other scripts set aside. Three tasks
+of CIFAR100-10, both sides on the same images.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import io
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.agreement import repository
-from benchmarks.agreement.baselines import N_CLASSES, PAIRS, RECIPE, make_theirs
+from benchmarks.agreement.baselines import N_CLASSES, PAIRS, RECIPE, as_ours_on_purpose, make_theirs
 from benchmarks.agreement.comparison import Row, means_agree, run, small_split, small_tasks
 from benchmarks.agreement.protected import old_torch
 from par.config import Config, Recipe
@@ -81,9 +82,14 @@ def ours(name: str, tasks: Sequence[LearningTask], tests: Sequence[Images], seed
 
 
 def theirs_of_par(
-    modules: SimpleNamespace, name: str, tasks: Sequence[LearningTask], tests: Sequence[Images], seed: int
+    modules: SimpleNamespace,
+    name: str,
+    as_ours: bool,
+    tasks: Sequence[LearningTask],
+    tests: Sequence[Images],
+    seed: int,
 ) -> np.ndarray:
-    """Finetune to PNN of PAR's repository."""
+    """Finetune to PNN of PAR's repository; ``as_ours``: without that in which ours differs on purpose."""
     torch.manual_seed(seed)
     approach = make_theirs(modules, name, len(tasks))
     approach.epochs = RECIPES[name].epochs
@@ -94,9 +100,10 @@ def theirs_of_par(
     matrix = blank_matrix(len(tasks))
     with redirect_stdout(io.StringIO()), mock.patch("torch.utils.data.DataLoader", loader):
         for task in tasks:
-            approach.model.zero_grad()
             splits = (TensorDataset(*all_of(split)) for split in (task.train, task.valid))
-            approach.learn(task.id, *splits, "cpu")
+            with as_ours_on_purpose(modules, approach, name, task.id) if as_ours else nullcontext():
+                approach.model.zero_grad()
+                approach.learn(task.id, *splits, "cpu")
             for number in range(task.id + 1):
                 matrix[task.id, number] = approach.eval(number, [all_of(tests[number])], "test", "cpu")[1]
     return matrix
@@ -176,7 +183,8 @@ def sides(options: argparse.Namespace) -> Iterator[tuple[str, Side]]:
     if options.repository is not None:
         print(f"WenjinW/PAR at {repository.commit(options.repository)}")
         modules = repository.load(options.repository)
-        yield from ((name, partial(theirs_of_par, modules, name)) for name in PAIRS)
+        names = [name for name in PAIRS if name in options.methods]
+        yield from ((name, partial(theirs_of_par, modules, name, options.as_ours)) for name in names)
     if options.hat is not None:
         print(f"joansj/hat at {repository.commit(options.hat)}")
         names = ("utils", "networks.alexnet_hat", "approaches.hat")
@@ -204,6 +212,8 @@ def main() -> None:
     parser.add_argument("--gpm", type=Path, help="checkout of sahagobinda/GPM")
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100")
     parser.add_argument("--seeds", type=int, default=3, help="of each side, at least 2")
+    parser.add_argument("--methods", nargs="+", default=list(PAIRS), choices=list(PAIRS), help="of WenjinW/PAR")
+    parser.add_argument("--as-ours", action="store_true", help="WenjinW/PAR without what differs on purpose")
     options = parser.parse_args()
     if options.seeds < 2:
         parser.error("a standard error takes at least 2 seeds.")

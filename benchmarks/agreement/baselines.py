@@ -14,7 +14,7 @@ import functools
 import io
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,26 +132,35 @@ def _in_eval_mode(estimate: Any, network: nn.Module) -> Any:
     return estimated
 
 
-def learn_theirs(modules: SimpleNamespace, approach: Any, name: str, ours: Any, task: LearningTask, key: str) -> None:
-    """Their side learns the task with our initial values and batches."""
+@contextmanager
+def as_ours_on_purpose(modules: SimpleNamespace, approach: Any, name: str, task_id: int) -> Iterator[None]:
+    """Inside, their side learns a task without that in which ours differs from it on purpose."""
     network = approach.model
-    new = (f"heads.by_task.{task.id}.", f"parts.{task.id}.") if len(ours.tasks) > 1 else ("",)
-    _copy(network, name, task.id, ours.initial, new)
     network.zero_grad()  # theirs clips by a norm in which the last gradients of frozen columns count
     if name not in ("lwf", "pnn"):  # theirs decays old heads, as their optimiser holds them
-        for old in range(task.id):
+        for old in range(task_id):
             network.fc[old].requires_grad_(False)
-    queues = [[*ours.epochs, importance_batches(task, key)], [batches_of(task.valid, 50)]]
     plain = functools.partial(modules.utils.cross_entropy, eps=0.0)
     with ExitStack() as patches:
-        patches.enter_context(redirect_stdout(io.StringIO()))  # its LwF prints
-        patches.enter_context(repository.loaders(*queues))
         patches.enter_context(mock.patch.object(modules.utils, "cross_entropy", plain))
         if name == "ewc":
             fisher = _in_eval_mode(modules.utils.fisher_matrix_diag, network)
             patches.enter_context(mock.patch.object(modules.utils, "fisher_matrix_diag", fisher))
         if name == "mas":
             approach.compute_importance = _in_eval_mode(type(approach).compute_importance.__get__(approach), network)
+        yield
+
+
+def learn_theirs(modules: SimpleNamespace, approach: Any, name: str, ours: Any, task: LearningTask, key: str) -> None:
+    """Their side learns the task with our initial values and batches."""
+    new = (f"heads.by_task.{task.id}.", f"parts.{task.id}.") if len(ours.tasks) > 1 else ("",)
+    _copy(approach.model, name, task.id, ours.initial, new)
+    queues = [[*ours.epochs, importance_batches(task, key)], [batches_of(task.valid, 50)]]
+    with (
+        redirect_stdout(io.StringIO()),  # its LwF prints
+        repository.loaders(*queues),
+        as_ours_on_purpose(modules, approach, name, task.id),
+    ):
         approach.learn(task.id, task.train, task.valid, "cpu")
 
 
