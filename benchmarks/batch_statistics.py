@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from par import metrics, seeding
 from par.methods.bases.method import Method
@@ -38,13 +39,9 @@ def accuracy_in_batches(network: Method, task_id: int, images: Images, size: int
     normalise_by_batch(network, task_id)
     shuffled = trainer.batches(len(images), size, seeding.torch_generator("batch statistics"))
     with torch.no_grad():
-        right = [_right(network.logits(images.batch(rows), task_id), images.labels[rows]) for rows in shuffled]
+        right = [network.logits(images.batch(rows), task_id).argmax(1) == images.labels[rows] for rows in shuffled]
     network.eval()
-    return sum(right) / len(images)
-
-
-def _right(logits: Tensor, labels: Tensor) -> int:
-    return int((logits.argmax(1) == labels).sum())
+    return float(torch.cat(right).double().mean())
 
 
 def main() -> None:
@@ -57,7 +54,7 @@ def main() -> None:
     (job,) = jobs_of(load(), options.stream)[options.learner, options.seed]
     tasks, store = load_stream(job.directory).tasks, Store(DEFAULT_FOLDER)
     tests = [Images(test.images, test.labels, task.mean, task.std) for task in tasks for test in [task.split("test")]]
-    kept, by_batch = (torch.full((len(tasks), len(tasks)), torch.nan).numpy() for _ in range(2))
+    kept, by_batch = (np.full((len(tasks), len(tasks)), np.nan) for _ in range(2))
     with computing_on_one_thread():
         for after, key in enumerate(job.step_keys()):
             learner = job.restored(store.get(key))

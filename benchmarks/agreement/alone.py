@@ -14,7 +14,7 @@ import argparse
 import io
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,13 +24,12 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.agreement import repository
 from benchmarks.agreement.baselines import N_CLASSES, PAIRS, RECIPE, as_ours_on_purpose, make_theirs
-from benchmarks.agreement.comparison import Row, means_agree, run, small_split, small_tasks
-from benchmarks.agreement.protected import old_torch
+from benchmarks.agreement.comparison import Row, all_of, means_agree, run, small_split, small_tasks
+from benchmarks.agreement.protected import load_gpm, load_hat, old_torch
 from par.config import Config, Recipe
 from par.methods import load_method
 from par.methods.bases.method import LearningTask, Step
@@ -91,8 +90,7 @@ def theirs_of_par(
 ) -> np.ndarray:
     """Finetune to PNN of PAR's repository; ``as_ours``: without that in which ours differs on purpose."""
     torch.manual_seed(seed)
-    approach = make_theirs(modules, name, len(tasks))
-    approach.epochs = RECIPES[name].epochs
+    approach = make_theirs(modules, name, len(tasks), RECIPES[name])
 
     def loader(data: Any, batch_size: int, shuffle: bool = False, **_: Any) -> Any:
         return DataLoader(data, batch_size=batch_size, shuffle=shuffle)  # without processes
@@ -155,13 +153,13 @@ def theirs_gpm(
         lr_patience=recipe.plateau_patience + 1,
         lr_factor=1 / recipe.plateau_factor,
     )
-    with ExitStack() as patches:
-        patches.enter_context(redirect_stdout(io.StringIO()))
-        patches.enter_context(mock.patch.dict(sys.modules, dataloader=SimpleNamespace(cifar100=source)))
-        patches.enter_context(mock.patch.multiple(code, sn=mock.DEFAULT, plt=mock.DEFAULT))
-        tables = patches.enter_context(mock.patch.object(code, "pd"))
+    with (
+        redirect_stdout(io.StringIO()),
+        mock.patch.dict(sys.modules, dataloader=SimpleNamespace(cifar100=source)),
+        mock.patch.multiple(code, sn=mock.DEFAULT, plt=mock.DEFAULT, pd=mock.DEFAULT) as patched,
+    ):
         code.main(arguments)
-    percent = tables.DataFrame.call_args.args[0][: len(tasks), : len(tasks)]
+    percent = patched["pd"].DataFrame.call_args.args[0][: len(tasks), : len(tasks)]
     matrix = blank_matrix(len(tasks))
     lower = np.tril_indices(len(tasks))
     matrix[lower] = percent[lower] / 100
@@ -173,11 +171,6 @@ def blank_matrix(n_tasks: int) -> np.ndarray:
     return np.full((n_tasks, n_tasks), 1 / N_CLASSES)
 
 
-def all_of(images: Images) -> tuple[Tensor, Tensor]:
-    """Images, not in channels_last, and labels."""
-    return images.batch(torch.arange(len(images))).contiguous(), images.labels
-
-
 def sides(options: argparse.Namespace) -> Iterator[tuple[str, Side]]:
     """Methods and their side, of the checkouts that are given."""
     if options.repository is not None:
@@ -186,13 +179,9 @@ def sides(options: argparse.Namespace) -> Iterator[tuple[str, Side]]:
         names = [name for name in PAIRS if name in options.methods]
         yield from ((name, partial(theirs_of_par, modules, name, options.as_ours)) for name in names)
     if options.hat is not None:
-        print(f"joansj/hat at {repository.commit(options.hat)}")
-        names = ("utils", "networks.alexnet_hat", "approaches.hat")
-        yield "hat", partial(theirs_hat, repository.import_from(options.hat, "src", names, "joansj/hat"))
+        yield "hat", partial(theirs_hat, load_hat(options.hat))
     if options.gpm is not None:
-        print(f"sahagobinda/GPM at {repository.commit(options.gpm)}")
-        modules = repository.import_from(options.gpm, ".", ("main_cifar100",), "sahagobinda/GPM")
-        yield "gpm", partial(theirs_gpm, modules)
+        yield "gpm", partial(theirs_gpm, load_gpm(options.gpm))
 
 
 def compare(stream: Stream, methods: Sequence[tuple[str, Side]], n_seeds: int) -> Iterator[Row]:

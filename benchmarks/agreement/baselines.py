@@ -64,15 +64,15 @@ def importance_batches(task: LearningTask, key: str) -> list[tuple[Tensor, Tenso
     return [(task.train.batch(rows), task.train.labels[rows]) for rows in chunks]
 
 
-def make_theirs(modules: SimpleNamespace, name: str, n_tasks: int) -> Any:
+def make_theirs(modules: SimpleNamespace, name: str, n_tasks: int, recipe: Recipe = RECIPE) -> Any:
     """Their approach on their light ResNet18."""
     arguments = SimpleNamespace(
         logger=mock.Mock(),
         metric="acc",
-        epochs=RECIPE.epochs,
-        batch=RECIPE.batch_size,
-        lr=RECIPE.learning_rate,
-        lamb=RECIPE.weight_decay,
+        epochs=recipe.epochs,
+        batch=recipe.batch_size,
+        lr=recipe.learning_rate,
+        lamb=recipe.weight_decay,
         lamb_ewc=WEIGHTS["ewc"],
         c_mas=WEIGHTS["mas"],
         c_lwf=WEIGHTS["lwf"],

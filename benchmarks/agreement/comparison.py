@@ -97,6 +97,12 @@ def batches_of(images: Images, size: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
+def all_of(images: Images) -> tuple[Tensor, Tensor]:
+    """Images, not augmented and not in channels_last, and labels."""
+    ((batch, labels),) = batches_of(images, len(images))
+    return batch.contiguous(), labels
+
+
 class ConvertedImages(Images):
     """Images whose batches have torch's default dtype."""
 

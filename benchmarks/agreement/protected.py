@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from benchmarks.agreement import repository
 from benchmarks.agreement.comparison import (
     Row,
+    all_of,
     as_it_began,
-    batches_of,
     in_dtype,
     largest_difference,
     recorded,
@@ -129,7 +129,7 @@ def compare_hat(modules: SimpleNamespace, tasks: Sequence[LearningTask]) -> Iter
         for task in tasks:
             ours.learn(task, Step(recipe(approach.lr), f"agreement/{task.id}"))
             begin_alike(network, ours, "hat", task.id, "last")
-            valid = everything([batches_of(task.valid, BATCH)])
+            valid = all_of(task.valid)
             with old_torch():
                 approach.train(task.id, *everything(ours.epochs), *valid)
             part, steps = f"hat, task {task.id}, float64", len(ours.epochs[0])
@@ -294,7 +294,7 @@ def compare_cat(modules: SimpleNamespace, tasks: Sequence[LearningTask]) -> Iter
             # theirs attends in training to the tasks that are not similar
             network.forward = _with_other_tokens(forward, [1 - flag for flag in similarity])
             told = dict(phase="mcl", similarity=similarity, history_mask_pre=history, check_federated=Told(similarity))
-            valid = everything([batches_of(task.valid, BATCH)])
+            valid = all_of(task.valid)
             with old_torch():
                 approach.train(task.id, *everything(ours.epochs), *valid, args=approach.args, **told)
                 network.eval()
@@ -331,7 +331,7 @@ def _with_other_tokens(forward: Any, similarity: Sequence[int]) -> Any:
 
 def _compare_similarity(approach: Any, ours: Cat, task: LearningTask, step: Step) -> Iterator[Row]:
     """Read-outs of earlier tasks' networks and the reference: weights after an epoch, validation accuracy."""
-    network, valid = approach.model, everything([batches_of(task.valid, BATCH)])
+    network, valid = approach.model, all_of(task.valid)
     for earlier in range(task.id + 1) if task.id else ():
         is_reference = earlier == task.id
         purpose = "similarity/reference" if is_reference else f"similarity/{earlier}"
@@ -371,17 +371,25 @@ def _probe_pairs(transfer: Any, probe: Any, earlier: int, task: int) -> list[tup
     return [(a.detach(), b.detach()) for a, b in pairs]
 
 
+def load_hat(directory: Path) -> SimpleNamespace:
+    """HAT's modules, from a checkout whose commit is printed."""
+    print(f"joansj/hat at {repository.commit(directory)}")
+    return repository.import_from(directory, "src", ("utils", "networks.alexnet_hat", "approaches.hat"), "joansj/hat")
+
+
+def load_gpm(directory: Path) -> SimpleNamespace:
+    """GPM's script, from a checkout whose commit is printed."""
+    print(f"sahagobinda/GPM at {repository.commit(directory)}")
+    return repository.import_from(directory, ".", ("main_cifar100",), "sahagobinda/GPM")
+
+
 def compare(tasks: Sequence[LearningTask], options: argparse.Namespace) -> Iterator[Row]:
     """The methods whose checkouts are given."""
     rows: list[Iterator[Row]] = []
     if options.hat is not None:
-        print(f"joansj/hat at {repository.commit(options.hat)}")
-        names = ("utils", "networks.alexnet_hat", "approaches.hat")
-        rows.append(compare_hat(repository.import_from(options.hat, "src", names, "joansj/hat"), tasks[:2]))
+        rows.append(compare_hat(load_hat(options.hat), tasks[:2]))
     if options.gpm is not None:
-        print(f"sahagobinda/GPM at {repository.commit(options.gpm)}")
-        code = repository.import_from(options.gpm, ".", ("main_cifar100",), "sahagobinda/GPM")
-        rows.append(compare_gpm(code, tasks[:2]))
+        rows.append(compare_gpm(load_gpm(options.gpm), tasks[:2]))
     if options.cat is not None:
         print(f"ZixuanKe/CAT at {repository.commit(options.cat)}")
         code = repository.import_from(options.cat, ".", ("networks.mlp_cat", "approaches.cat_ncl"), "ZixuanKe/CAT")
