@@ -146,6 +146,7 @@ class UnbiasedGpm(Gpm):
     def start_task(self, task: LearningTask, step: Step) -> None:
         super().start_task(task, step)
         self.heads.by_task[str(task.id)] = nn.Linear(self.heads.n_features, task.n_classes, bias=False)
+        self._statistics_rows = ()  # nothing drops out here, so that running statistics are those that it evaluates by
 
 
 def compare_gpm(modules: SimpleNamespace, tasks: Sequence[LearningTask]) -> Iterator[Row]:

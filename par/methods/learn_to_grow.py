@@ -183,7 +183,7 @@ class LearnToGrow(Modular):
 
     The released code differs in what its authors hardly meant: the halves are cut by position, "adapt" drops the
     kernel that it adapts, "reuse" takes a 1x1 adapter where the kernel was adapted before, and the search leaves the
-    shortcuts' new kernels as they are.
+    shortcuts' new kernels as they are. As there, kernels of later tasks start from torch's default.
     """
 
     Hyper = Hyper
@@ -220,7 +220,7 @@ class LearnToGrow(Modular):
         rows = torch.from_numpy(seeding.numpy_generator(step.key, "halves").permutation(len(task.train)))
         first, second = task.train.subset(rows[::2]), task.train.subset(rows[1::2])
         with seeding.seeded_layers(step.key, "search"):
-            trunk = build_network(self.settings.network)
+            trunk = build_network(self.settings.network, fan_out=False)
             layers = {name: MixedConv(conv, self.kernels(name)) for name, conv in convolutions(trunk).items()}
             for name, layer in layers.items():
                 trunk.set_submodule(name, layer)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from par.methods.bases.modular import Modular
 from par.networks import build_network
-from par.networks.resnet import LightResNet
+from par.networks.resnet import LightResNet, draw_by_fan_out
 
 
 class Scaled(nn.Module):
@@ -36,6 +36,7 @@ class Column(nn.Module):
         if n_previous:
             for stage in lateral_stages:
                 mix = nn.Conv2d(width * n_previous, width, 1)
+                draw_by_fan_out(mix)
                 self.laterals.append(nn.Sequential(Scaled(n_previous), mix, nn.ReLU(), stage))
             layers = nn.Linear(width * n_previous, width), nn.ReLU(), nn.Linear(width, n_classes)
             self.laterals.append(nn.Sequential(Scaled(n_previous), *layers))

@@ -9,6 +9,16 @@ from torch.nn import functional
 from par.networks.convolution import StridedConv
 
 
+def draw_by_fan_out(network: nn.Module) -> None:
+    """Draw the weights of all convolutions from N(0, 2 / (k k out)), as PAR's code does (sources.md#resnet).
+
+    torch's default is 2.45 times narrower where as many channels leave as enter; in the stem 1.9 times wider.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with batch normalisation and a shortcut (He et al. 2016)."""
 
@@ -37,9 +47,10 @@ class LightResNet(nn.Module):
         width: channels of the stem and of every stage.
         stem_pool: 3x3/2 max-pool after the stem, as in PAR's code; MNTDP's network has none and 4 times the work.
         n_blocks: residual blocks a stage: 2 make it ResNet18, 1 ResNet10.
+        fan_out: weights of convolutions by :func:`draw_by_fan_out`, otherwise by torch's default.
     """
 
-    def __init__(self, width: int = 64, stem_pool: bool = True, n_blocks: int = 2):
+    def __init__(self, width: int = 64, stem_pool: bool = True, n_blocks: int = 2, fan_out: bool = True):
         super().__init__()
         self.n_features = width
         self.stem = nn.Sequential(
@@ -52,6 +63,8 @@ class LightResNet(nn.Module):
                 for stride in (1, 2, 2, 2)
             )
         )
+        if fan_out:
+            draw_by_fan_out(self)
         self.to(memory_format=torch.channels_last)
 
     def blocks(self) -> list[nn.Module]:

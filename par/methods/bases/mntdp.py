@@ -38,7 +38,7 @@ class Mntdp(Modular):
         self.depth = 5 + settings.network.n_blocks
 
     def build(self, record: dict[str, Any]) -> nn.Module:
-        blocks = build_network(self.settings.network).blocks()
+        blocks = build_network(self.settings.network, fan_out=False).blocks()
         mine = [depth for depth, owner in enumerate(record["path"][:-1]) if owner == record["task"]]
         return nn.ModuleDict({str(depth): blocks[depth] for depth in mine})
 
