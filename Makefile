@@ -8,6 +8,12 @@ STAMP := $(VENV)/.installed
 P := demo
 # CPU=1 installs torch and torchvision from here, without CUDA; an environment made so stays so
 CPU ?= $(if $(wildcard $(VENV)/torch.txt),1)
+UV_RANGE := "uv>=0.13,<0.14"
+# UV=1 installs by uv, in a third of the time; what is said to pip (PIP_NO_INDEX, pip.conf) uv does not hear
+INSTALL := $(VENV)/bin/python -m pip install --disable-pip-version-check
+ifeq ($(UV),1)
+INSTALL := $(VENV)/bin/uv pip install --python $(VENV)/bin/python --compile-bytecode
+endif
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 CUDA := ^(cuda|nvidia|triton)
 # oneDNN and torch then take the kernels of older CPUs
@@ -91,7 +97,7 @@ device: $(STAMP) ## pack what `python -m benchmarks.device` needs on a machine w
 	python -m benchmarks.pack --data-dir $(or $(D),data/sources) --out device
 
 lock: $(STAMP) ## re-make requirements.lock for all systems (newer versions: UP=--upgrade), then resolve it for each
-	python -m pip install --quiet "uv>=0.13,<0.14"
+	python -m pip install --quiet $(UV_RANGE)
 	uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-annotate $(UP) \
 		--custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
 	python -m tests.resolve_lock --write docs/install.md
@@ -100,18 +106,19 @@ $(STAMP): requirements.lock pyproject.toml
 	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15) and \
 	"This is Python %d.%d; name one of 3.11 to 3.14: make install PYTHON=..." % sys.version_info[:2])'
 	"$(PYTHON)" -m venv --without-pip $(VENV) # with pip it would need Debian's extra package python3-venv
-	"$(PYTHON)" -m pip --python $(VENV)/bin/python install --disable-pip-version-check pip
+	"$(PYTHON)" -m pip --python $(VENV)/bin/python install --disable-pip-version-check pip \
+		$(if $(filter 1,$(UV)),$(UV_RANGE))
 ifeq ($(CPU),1)
 	grep -E '^(torch|torchvision)==' requirements.lock > $(VENV)/torch.txt
 	grep -vE '$(CUDA)' requirements.lock > $(VENV)/requirements.txt
-	$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --index-url $(TORCH_CPU) -r $(VENV)/torch.txt
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -r $(VENV)/requirements.txt
+	$(INSTALL) --no-deps --index-url $(TORCH_CPU) -r $(VENV)/torch.txt
+	$(INSTALL) -r $(VENV)/requirements.txt
 else
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -r requirements.lock
+	$(INSTALL) -r requirements.lock
 endif
-	$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -e .
+	$(INSTALL) --no-deps -e .
 	touch $(STAMP)
 
 $(VENV)/.slurm: $(STAMP)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[slurm]'
+	$(INSTALL) --quiet -e '.[slurm]'
 	touch $@

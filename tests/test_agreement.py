@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from collections import namedtuple
 from functools import partial
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import torch
 
 from benchmarks.agreement import alone, baselines, lmc, mntdp, modular, protected, rehearsal, repository
 from benchmarks.agreement.comparison import (
+    LOSSES,
     ConvertedImages,
     Row,
     as_it_began,
@@ -43,9 +45,20 @@ from par.networks.resnet import LightResNet
 from par.settings import resolve
 from tests.methods import modular_cases as cases
 from tests.methods.tasks import CONFIG, RECIPE, images, step, task
+from tests.project import REPOSITORY
 
 LAYERS = ("stem.0", "stages.1.0.conv1", "stages.0.1.conv2", "stages.3.0.shortcut.0")
 SimpleGenotype = namedtuple("SimpleGenotype", "normal reduce")
+
+
+def test_a_comparison_sets_the_cast_of_every_loss_aside():
+    """GPM's was forgotten, when it got a loss of its own, and its weights differed from its authors' by 6e-8."""
+    used = {
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        for path in REPOSITORY.glob("par/**/*.py")
+        if re.search(r"^from par.training.losses import .*\bcross_entropy\b", path.read_text(), re.MULTILINE)
+    }
+    assert used - {"par.training.trainer"} == set(LOSSES), "the trainer's is for `select_by: loss`"
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ from tests.project import made_once
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCUMENT = REPOSITORY / "docs" / "reliability.md"
-# Stage, group and worker are killed by two signals each, of the four that `make faults` sends.
+# Stage, group and worker are killed by two signals each, of the four that `make faults` sends; of servers that answer
+# with something else than MLflow does, one.
 LEFT_OUT = "SIGINT to the stage", "SIGHUP to the stage", "SIGTERM to the group", "SIGHUP to the group"
 LEFT_OUT += "SIGTERM to the worker", "SIGINT to the worker"
+LEFT_OUT += "tracking server: 401", "tracking server: 429", "tracking server: html", "tracking server: no driver"
 PARTS = 3  # for processes of tests that run side by side: as one test it was the last to end, by minutes
 
 
@@ -24,7 +26,7 @@ def test_one_fault_of_each_kind_breaks_nothing(tmp_path_factory, part):
     home = made_once(tmp_path_factory, "faults", faults.learn_truth)
     kinds = [kind for kind in faults.KINDS if not kind.fault.startswith(LEFT_OUT)][part::PARTS]
     tallies = faults.cause_faults(home, share=0.0, seed=1, kinds=kinds)
-    assert sum(tally.tried for tally in tallies) == len(kinds) >= 24 // PARTS
+    assert sum(tally.tried for tally in tallies) == len(kinds) >= 20 // PARTS
     for tally in tallies:
         tally.longest_wait = 0.0  # `make faults` judges it; other tests share the processor with this one
     assert all(tally.is_kept for tally in tallies), faults.table(tallies)

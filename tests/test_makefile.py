@@ -125,9 +125,9 @@ def test_an_archive_without_git_is_told_what_to_do_before_anything_is_done(check
 
 
 SYSTEM_PYTHON = """#!/bin/sh
-echo "python $*" >> "$LOG"
+echo "$(basename "$0") $*" >> "$LOG"
 case "$*" in
-*" venv "*) mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+*" venv "*) mkdir -p .venv/bin; cp "$0" .venv/bin/python; cp "$0" .venv/bin/uv ;;
 -c*) exec python3 "$@" ;;
 esac
 """
@@ -156,7 +156,7 @@ def install(folder: Path, *variables: str) -> list[str]:
     log = folder.parent.parent / "log"
     told = log.read_text().splitlines()
     log.write_text("")
-    return [line for line in told if "-m pip" in line]
+    return [line for line in told if " pip " in line]
 
 
 def test_a_path_with_spaces_gets_one_environment_inside(fresh):
@@ -181,6 +181,13 @@ def test_without_cuda_torch_comes_from_another_index_and_stays_so(fresh):
     left_out = [line.partition("==")[0] for line in lock if line not in rest]
     assert left_out and all(name.startswith(CUDA) for name in left_out)
     assert not any(line.startswith(CUDA) for line in rest) and set(torch) < set(rest)
+
+
+def test_uv_installs_the_same_into_the_same_environment(fresh):
+    tool, *rest = install(fresh, "UV=1")
+    assert tool.endswith("pip uv>=0.13,<0.14")
+    by_uv = "uv pip install --python .venv/bin/python --compile-bytecode"
+    assert rest == [f"{by_uv} -r requirements.lock", f"{by_uv} --no-deps -e ."]
 
 
 def test_an_old_python_is_refused_before_anything_is_written(fresh):

@@ -28,6 +28,7 @@ LOSSES = (
     "par.methods.par",
     "par.methods.lwf",
     "par.methods.ewc",
+    "par.methods.gpm",
     "par.methods.hat",
     "par.methods.er",
     "par.methods.agem",
