@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
+import sys
 from collections import namedtuple
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock
@@ -13,6 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.agreement import alone, baselines, lmc, mntdp, modular, protected, rehearsal, repository
 from benchmarks.agreement.comparison import (
@@ -199,10 +202,102 @@ def test_the_script_of_gpm_is_handed_our_tasks():
 def test_our_side_of_a_method_with_a_network_for_each_task():
     recipe = dataclasses.replace(RECIPE, epochs=4)
     tests = [images(0, "test"), images(1, "test")]
-    with mock.patch.dict(alone.RECIPES, independent=recipe):
+    with mock.patch.dict(alone.CASES, independent=dataclasses.replace(alone.CASES["independent"], recipe=recipe)):
         matrix = alone.ours("independent", [task(0), task(1)], tests, 0)
     assert matrix[0, 0] == matrix[1, 0] > 0.5 < matrix[1, 1]
     assert matrix[0, 1] == 0.1
+
+
+CAT_SCRIPT = """
+import argparse
+
+import numpy as np
+import torch
+
+import utils
+from dataloaders import mixceleba
+
+parser = argparse.ArgumentParser()
+for name in ("seed", "sbatch", "nhid", "nepochs"):
+    parser.add_argument(f"--{name}", type=int)
+arguments, _ = parser.parse_known_args()
+data, classes, size = mixceleba.get(seed=arguments.seed)
+assert classes == [(0, 10), (1, 10)] and size == [3, 16, 16] and torch.cuda.is_available()
+images = data[1]["valid"]["x"].cuda()
+weight = torch.nn.Linear(1, 1).cuda().weight
+acc_mcl = np.full((2, 2), utils.VALUE, dtype=np.float32)
+np.savetxt("res/accuracies", acc_mcl)
+"""
+
+
+def test_cats_script_runs_whole_on_our_tasks(tmp_path):
+    (tmp_path / "run_cat.py").write_text(CAT_SCRIPT)
+    (tmp_path / "utils.py").write_text("VALUE = 0.5")
+    tasks, tests = [task(0), task(1)], [images(0, "test"), images(1, "test")]
+    with mock.patch.object(repository, "run_script", wraps=repository.run_script) as ran:
+        matrix = alone.theirs_cat(tmp_path, tasks, tests, 3)
+    np.testing.assert_allclose(matrix, [[0.5, 0.1], [0.5, 0.5]])
+    _, options, *_ = ran.call_args.args
+    assert options["seed"] == 3 and options["lr_patience"] == 5 and "utils" not in sys.modules
+
+
+def count_class(images_, task_id=0):
+    """Logits that name class 2 for all images."""
+    return torch.eye(10)[torch.full((len(images_),), 2)]
+
+
+def test_the_learners_of_sgf_and_lmc_see_each_task_once_and_all_tests_so_far():
+    tasks, tests = [task(0), task(1)], [images(0, "test"), images(1, "test")]
+    share = [float((split.labels == 2).double().mean()) for split in tests]
+    net = mock.Mock(side_effect=count_class)
+    learner = mock.Mock(net=net)
+    with mock.patch.object(modular, "make_soft_gating", return_value=learner):
+        matrix = alone.theirs_soft_gating(None, tasks, tests, 0)
+    np.testing.assert_allclose(matrix, [[share[0], 0.1], share])
+    assert [call.args[1] for call in learner.train.call_args_list] == [0, 1]
+    (train, _, valid), options = learner.train.call_args
+    assert len(train.dataset) == len(tasks[1].train) and len(valid) == 1
+    assert options == {"num_epochs": alone.CASES["soft_gating"].recipe.epochs}
+
+    model = mock.Mock()
+    model.get_optimizers.return_value = ("weights", "structure")
+    code = SimpleNamespace(
+        train=lambda arguments, model, *_: (model, None, None, None),
+        test=lambda model, classes, loader, *_, task_id: (0.1 * task_id + 0.3, None, None),
+    )
+    with mock.patch.object(lmc, "make_theirs", return_value=model), mock.patch.object(lmc, "finish_task") as finished:
+        matrix = alone.theirs_lmc(SimpleNamespace(main_transfer=code), tasks, tests, 0)
+    np.testing.assert_allclose(matrix, [[0.3, 0.1], [0.3, 0.4]])
+    assert [call.args[1] for call in finished.call_args_list] == [0, 1] and model.optimizer == "weights"
+
+
+def test_the_best_candidate_of_mntdp_stays_with_its_best_weights():
+    tasks, tests = [task(0), task(1)], [images(0, "test"), images(1, "test")]
+
+    def opened(theirs, task):
+        networks = [nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10)) for _ in range(2)]
+        model = SimpleNamespace(models_idx={"worse": 0, "better": 1}, models=networks, res={})
+        model._selected_path = lambda: max(model.res, key=lambda nodes: model.res[nodes][2]["value"])
+        return model
+
+    values = iter([0.2, 0.7, 0.1, 0.6])
+
+    def train(network, loader, loaders, optimizer, *_, n_ep_max, **options):
+        assert len(optimizer.param_groups[0]["params"]) == 2 and n_ep_max == alone.EPOCHS
+        value = next(values)
+        state = {name: torch.zeros_like(values) for name, values in network.state_dict().items()}
+        state["1.bias"][2 if value > 0.5 else 3] = 1.0
+        return 0, {}, {"value": value, "state_dict": state}
+
+    with (
+        mock.patch.object(mntdp, "today", lambda modules: nullcontext()),
+        mock.patch.object(mntdp, "make_theirs") as theirs,
+        mock.patch.object(mntdp, "open_task", opened),
+    ):
+        matrix = alone.theirs_mntdp_d(SimpleNamespace(training=SimpleNamespace(train=train)), tasks, tests, 0)
+    share = [float((split.labels == 2).double().mean()) for split in tests]
+    np.testing.assert_allclose(matrix, [[share[0], 0.1], share])
+    assert theirs.return_value.finish_task.call_count == 2
 
 
 @pytest.mark.parametrize("shuffles", [False, True])

@@ -84,6 +84,14 @@ OURS = {
 }
 
 
+def load(directory: Path) -> SimpleNamespace:
+    """Their modules by the last part of their names."""
+    names = ("Methods", "Methods.models.LMC", "main_transfer")
+    modules = repository.import_from(directory, ".", names, "oleksost/LMC", STUBS)
+    modules.main_transfer.PMatAbstract = ()  # of a stand-in; it is asked whether something is an instance of it
+    return modules
+
+
 class PaddedModule(LocalModule):
     """A module whose decoder pads as theirs does: inside its first layer, not inside its second."""
 
@@ -170,9 +178,9 @@ def make_theirs(modules: SimpleNamespace, catch_outliers: bool, target: str) -> 
     return modules.LMC.LMC_net(options.LMC, options.Module, i_size=32, channels=3, hidden_size=CHANNELS, num_classes=10)
 
 
-def arguments() -> SimpleNamespace:
-    """For their training loop: none of its extensions."""
-    return SimpleNamespace(
+def arguments(**others: Any) -> SimpleNamespace:
+    """For their training loop: none of its extensions, but for ``others``."""
+    values = dict(
         temp=OURS["temperature"],
         str_prior_temp=OURS["prior_temperature"],
         epochs_str_only_after_addition=0,
@@ -186,6 +194,7 @@ def arguments() -> SimpleNamespace:
         task_sequence="s_long",
         gating="locspec",
     )
+    return SimpleNamespace(**values | others)
 
 
 def module_pairs(theirs: Any, ours: LocalModule) -> list[tuple[Tensor, Tensor]]:
@@ -326,9 +335,7 @@ def main() -> None:
     parser.add_argument("--lmc", type=Path, required=True, help="checkout of oleksost/LMC")
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100")
     options = parser.parse_args()
-    names = ("Methods", "Methods.models.LMC", "main_transfer")
-    modules = repository.import_from(options.lmc, ".", names, "oleksost/LMC", STUBS)
-    modules.main_transfer.PMatAbstract = ()  # of a stand-in; it is asked whether something is an instance of it
+    modules = load(options.lmc)
     print(f"oleksost/LMC at {repository.commit(options.lmc)}, torch {torch.__version__}, numpy {np.__version__}")
     runs = ((False, "sigmoid"), (True, "input"))
 

@@ -198,12 +198,12 @@ def clip_what_is_trained(parameters: Any, largest: float) -> None:
         _clip(trained, largest)
 
 
-def make_learn_to_grow(modules: SimpleNamespace, recipe: Recipe, n_tasks: int) -> Any:
+def make_learn_to_grow(modules: SimpleNamespace, recipe: Recipe, n_tasks: int, search_epochs: int) -> Any:
     """Their approach, whose values inside are those of our settings."""
     network = modules.resnet_ltg.Net([3, 16, 16], [(task, N_CLASSES) for task in range(n_tasks)])
     return modules.ltg.Appr(
         network,
-        o_epochs=SEARCH["search_epochs"],
+        o_epochs=search_epochs,
         o_batch=BATCH,
         o_lamb_size=SEARCH["size_weight"],
         epochs=recipe.epochs,
@@ -220,10 +220,15 @@ def make_learn_to_grow(modules: SimpleNamespace, recipe: Recipe, n_tasks: int) -
 @contextmanager
 def as_ours(modules: SimpleNamespace, network: Any, aside: Sequence[str], *queues: Any) -> Iterator[None]:
     """Inside, theirs trains on our batches, keeps the last weights and has its quirks set aside."""
+    keep = mock.patch.object(modules.utils, "set_model_", lambda model, state: None)
+    with redirect_stdout(io.StringIO()), repository.loaders(*queues), keep, without_quirks(network, aside):
+        yield
+
+
+@contextmanager
+def without_quirks(network: Any, aside: Sequence[str]) -> Iterator[None]:
+    """Inside, theirs learns a task without those of its quirks that are set aside; old adapters stay."""
     with ExitStack() as patches:
-        patches.enter_context(redirect_stdout(io.StringIO()))
-        patches.enter_context(repository.loaders(*queues))
-        patches.enter_context(mock.patch.object(modules.utils, "set_model_", lambda model, state: None))
         if "clipping" in aside:
             patches.enter_context(mock.patch("torch.nn.utils.clip_grad_norm_", clip_what_is_trained))
         if "shortcuts" in aside:
@@ -301,7 +306,8 @@ def compare_learn_to_grow(
         patches.enter_context(in_dtype(torch.float64))
         patches.enter_context(last_epoch_stays())
         patches.enter_context(mock.patch.object(par.methods.learn_to_grow, "Search", RecordedSearch))
-        approach, ours = make_learn_to_grow(modules, RECIPE, len(tasks)), recorded(LearnToGrow)(settings)
+        approach = make_learn_to_grow(modules, RECIPE, len(tasks), SEARCH["search_epochs"])
+        ours = recorded(LearnToGrow)(settings)
         for task in tasks:
             ours.learn(task, Step(RECIPE, f"agreement/{task.id}"))
             counts = {name: len(Layer(approach.model, name).kernels) for name in layer_names(ours)} if task.id else {}

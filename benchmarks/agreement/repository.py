@@ -12,10 +12,11 @@ import importlib
 import importlib.util
 import logging
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +94,35 @@ def import_from(
         sys.path.remove(str(folder))
         for name in replaced:
             del sys.modules[name]
+
+
+def run_script(script: Path, options: Mapping[str, Any], folder: Path, stand_ins: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables of a script of a checkout, after it was run with ``options`` in a folder, as if there were CUDA.
+
+    Args:
+        stand_ins: modules that take the place of others of the checkout.
+    """
+    own = {path.stem for path in script.parent.iterdir()}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+            del sys.modules[name]
+
+    forget()
+    sys.modules |= dict(stand_ins)
+    try:
+        with (
+            chdir(folder),
+            mock.patch.object(sys, "argv", [script.name, *words]),
+            mock.patch.object(sys, "path", [str(script.resolve().parent), *sys.path]),
+            mock.patch.object(nn.Module, "cuda", lambda module: module),
+            mock.patch("torch.cuda.is_available", lambda: True),
+            mock.patch("torch.cuda.manual_seed"),
+        ):
+            return runpy.run_path(str(script.resolve()))
+    finally:
+        forget()
 
 
 def _is_installed(name: str) -> bool:
