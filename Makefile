@@ -19,7 +19,8 @@ CUDA := ^(cuda|nvidia|triton)
 # oneDNN and torch then take the kernels of older CPUs
 WITHOUT_AVX512 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
 # of files, pixels and words: no number of theirs comes from a kernel
-NO_KERNELS := $(addprefix --ignore=tests/,pipeline reporting streams test_hostile_input.py)
+NO_KERNELS := $(addprefix --ignore=tests/,pipeline reporting streams \
+	$(patsubst %,test_%.py,benchmarks_costs claims config files hostile_input layers lock makefile sources_doc style))
 
 # dvc.yaml and the tests say `python`, which must be the environment's
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)

@@ -111,22 +111,28 @@ def relevance(losses: Tensor, mean_losses: Tensor, temperature: float, prior_tem
     return torch.softmax(likelihood + prior, dim=1)
 
 
+def _z_scores(losses: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """How far the means of a batch's structural losses [b, M] are from those of the modules' own tasks [M], in standard
+    deviations of the mean of a batch of that size."""
+    return (losses.mean(dim=0) - mean).abs() / (deviation / math.sqrt(len(losses)))
+
+
 class Lmc(Modular):
     """Four layers of modules; each judges by its structural loss s_m whether an input is its own (sources.md#lmc).
 
         gamma_m(x) ~ softmax_m(-ln s_m(x) / temperature) softmax_m(-ln mean(s_m) / prior_temperature)
         x_{l+1} = sum_m gamma_m(x_l) f_m(x_l),   L = CE + structural_weight * sum_l mean(s)
 
-    Before a task is learned, layer by layer from below: where the structural losses of its batches, against those of
-    each module on its own task, have a mean z-score beyond ``threshold`` for every module, a fresh module is added. In
-    its projection phase the structural losses of all modules count, weighted by gamma, and those of frozen modules in
-    layers above send their gradient into the fresh ones, so that these learn to feed them with what they know. Then all
-    fresh modules and the head are trained further, and frozen.
+    Before a task is learned, layer by layer from below: where the structural losses of one of its batches, against
+    those of each module on its own task, have a z-score beyond ``threshold`` for every module, a fresh module is added.
+    In its projection phase the structural losses of all modules count, weighted by gamma, and those of frozen modules
+    in layers above send their gradient into the fresh ones, so that these learn to feed them with what they know. Then
+    all fresh modules and the head are trained further, and frozen.
 
     With ``catch_outliers`` a batch of the training that is foreign to all old modules of a layer with a fresh one is
     left to that one (gamma of the others is 0).
 
-    Where this differs from the authors' code: it decides from all batches of the task before training instead of
+    Where this differs from the authors' code: it decides from the batches of the task before training instead of
     during it, and knows a module by the losses that it has at the end of its own task instead of those of its last
     training batches. The mean in the prior is the batch's in training only; in evaluation it is the running mean over
     the task's training batches, like BatchNorm's, so that a prediction depends on its image alone. That mean exists for
@@ -167,8 +173,8 @@ class Lmc(Modular):
         first = not self.tasks
         self.grow(self.record(task) | {"fresh": list(range(DEPTH)) if first else []})
         for layer in range(0 if first else DEPTH):
-            mean_losses, deviations = self._deviations(task, step, layer)
-            if min(deviations) > self.hyper.threshold:
+            mean_losses, deviation = self._deviation(task, step, layer)
+            if deviation > self.hyper.threshold:
                 self._expand(layer, mean_losses)
                 self._project(task, step, layer)
 
@@ -176,19 +182,19 @@ class Lmc(Modular):
         self.tasks[-1]["statistics"] = self._own_statistics(task, step)
         self._statistics = {}
 
-    def _deviations(self, task: LearningTask, step: Step, layer: int) -> tuple[Tensor, list[float]]:
-        """Of each module of ``layer``: mean structural loss [M] on the task, and absolute mean z-score of its batches.
+    def _deviation(self, task: LearningTask, step: Step, layer: int) -> tuple[Tensor, float]:
+        """Mean structural loss [M] of each module of ``layer`` on the task; and how foreign the task's most foreign
+        batch is to the module that knows it best, as an absolute z-score.
 
         The z-score of a batch is its mean loss's distance from the module's own mean, in standard deviations of the
         mean of a batch of that size; as in the authors' code, a task that decodes much better than the module's own
         is foreign too.
         """
-        losses = torch.cat([batch[layer] for batch in self._structural_losses(task, step, layer)]).mean(dim=0)
-        deviations, n_images = [], min(step.recipe.batch_size, len(task.train))
-        for owner, loss in zip(self.owners(layer, task.id), losses.tolist(), strict=True):
-            mean, deviation = self.tasks[self.position(owner)]["statistics"][str(layer)]
-            deviations.append(abs(loss - mean) / (deviation / math.sqrt(n_images)))
-        return losses, deviations
+        batches = [batch[layer] for batch in self._structural_losses(task, step, layer)]
+        known = [self.tasks[self.position(owner)]["statistics"][str(layer)] for owner in self.owners(layer, task.id)]
+        mean, deviation = torch.tensor(known, device=self.device).T
+        foreign = [_z_scores(batch, mean, deviation).min() for batch in batches]
+        return torch.cat(batches).mean(dim=0), float(torch.stack(foreign).max())
 
     @torch.no_grad()
     def _structural_losses(self, task: LearningTask, step: Step, last_layer: int) -> Iterator[list[Tensor]]:
@@ -291,7 +297,6 @@ class Lmc(Modular):
         Args:
             statistics: mean and standard deviation of the others' losses on their own tasks, [2, M - 1].
         """
-        mean, deviation = statistics
-        deviations = (losses[:, :-1].mean(dim=0) - mean).abs() / (deviation / math.sqrt(len(losses)))
-        caught = torch.where((deviations > self.hyper.threshold).all(), CAUGHT, losses[:, -1:])
+        foreign = (_z_scores(losses[:, :-1], *statistics) > self.hyper.threshold).all()
+        caught = torch.where(foreign, CAUGHT, losses[:, -1:])
         return torch.cat([losses[:, :-1], caught], dim=1)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from par import seeding
 from par.methods.lmc import LocalModule, relevance
 from par.training import trainer
 from tests.methods import modular_cases as cases
@@ -57,19 +58,33 @@ def test_relevance_by_hand():
     assert sharp.tolist() == [[1.0, 0.0]]
 
 
-def test_z_scores_are_those_of_batch_means():
+def test_the_z_score_is_that_of_the_batch_that_is_most_foreign():
     method = trained()
     statistics = method.tasks[0]["statistics"]
     method.grow(method.record(cases.task(1)) | {"fresh": []})
     step = cases.step(1)
-    means, deviations = method._deviations(cases.task(1), step, 0)
-    images = cases.task(1).train.batch(torch.arange(24))
+    means, found = method._deviation(cases.task(1), step, 0)
+    order = torch.cat(list(trainer.batches(24, 8, seeding.torch_generator(step.key, "statistics"))))
+    images = cases.task(1).train.batch(order)
     with torch.no_grad():
         losses = method.parts["0"].blocks["0"](images, False)[1]
     mean, deviation = statistics["0"]
     assert float(means[0]) == pytest.approx(float(losses.mean()), rel=1e-5)
-    expected = (float(losses.mean()) - mean) / (deviation / math.sqrt(8))
-    assert deviations == [pytest.approx(expected, rel=1e-3)]
+    expected = max(abs(float(batch.mean()) - mean) / (deviation / math.sqrt(8)) for batch in losses.split(8))
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_module_that_knows_a_batch_best_decides_and_the_most_foreign_batch(monkeypatch):
+    method = trained()
+    method.grow(method.record(cases.task(1)) | {"fresh": [0]})
+    method.tasks[0]["statistics"]["0"] = [0.0, 2.0]
+    method.tasks[1]["statistics"] = {"0": [1.0, 1.0]}
+    batches = [[torch.tensor(rows)] for rows in ([[2.0, 3.0]] * 4, [[9.0, 2.0]] * 4, [[4.0, 5.0]])]
+    monkeypatch.setattr(method, "_structural_losses", lambda *_: iter(batches))
+    # z-scores of the batches for both modules: 2 and 4, 9 and 2, 2 and 4 (a single image)
+    assert method._deviation(cases.task(1), cases.step(1), 0)[1] == pytest.approx(2.0)
+    batches[2][0] = torch.tensor([[8.0, 6.0]])
+    assert method._deviation(cases.task(1), cases.step(1), 0)[1] == pytest.approx(4.0)
 
 
 def test_statistics_are_those_of_the_tasks_own_images():
@@ -84,9 +99,9 @@ def test_statistics_are_those_of_the_tasks_own_images():
 @pytest.mark.parametrize(
     "deviations, fresh",
     [
-        ([[5.0], [3.9], [4.1], [-9.0]], [0, 2]),
-        ([[4.0], [0.0], [0.0], [0.0]], []),
-        ([[9.0], [9.0], [9.0], [9.0]], [0, 1, 2, 3]),
+        ([5.0, 3.9, 4.1, 0.0], [0, 2]),
+        ([4.0, 0.0, 0.0, 0.0], []),
+        ([9.0, 9.0, 9.0, 9.0], [0, 1, 2, 3]),
     ],
 )
 def test_a_module_is_added_where_all_modules_find_the_task_foreign(monkeypatch, deviations, fresh):
@@ -97,7 +112,7 @@ def test_a_module_is_added_where_all_modules_find_the_task_foreign(monkeypatch, 
         asked.append(layer)
         return torch.ones(1), deviations[layer]
 
-    monkeypatch.setattr(method, "_deviations", deviate)
+    monkeypatch.setattr(method, "_deviation", deviate)
     method.learn(cases.task(1), cases.step(1))
     assert asked == [0, 1, 2, 3] and method.tasks[1]["fresh"] == fresh
     assert set(method.parts["1"].blocks) == {str(layer) for layer in fresh}
@@ -121,7 +136,7 @@ def test_a_task_smaller_than_a_batch_is_judged_as_the_batch_it_is():
     method.grow(method.record(cases.task(1)) | {"fresh": []})
     for batch_size in (24, 256):  # the task has 24 images
         step = cases.step(1, replace(cases.QUICK, batch_size=batch_size))
-        found.append(method._deviations(cases.task(1), step, 0)[1])
+        found.append(method._deviation(cases.task(1), step, 0)[1])
     assert found[0] == found[1]
 
 
@@ -131,7 +146,7 @@ def test_a_task_that_decodes_far_better_is_foreign_too():
     step = cases.step(1)
     for mean in (-1.0, 1.0):  # both far from any structural loss
         method.tasks[0]["statistics"]["0"] = [mean, 0.01]
-        assert method._deviations(cases.task(1), step, 0)[1][0] > 100
+        assert method._deviation(cases.task(1), step, 0)[1] > 100
 
 
 @pytest.mark.parametrize("choice", ["mean", "most_likely"])
