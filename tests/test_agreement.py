@@ -271,6 +271,29 @@ def test_the_learners_of_sgf_and_lmc_see_each_task_once_and_all_tests_so_far():
     assert [call.args[1] for call in finished.call_args_list] == [0, 1] and model.optimizer == "weights"
 
 
+@pytest.mark.parametrize("joins", [True, False])
+def test_pars_plan_is_given_by_its_thresholds(joins):
+    tasks, tests = [task(0), task(1)], [images(0, "test"), images(1, "test")]
+    search = mock.Mock()
+    approach = mock.Mock(auto_ml=search)
+    approach.eval.side_effect = lambda number, *_: (0.0, 0.2 + 0.1 * number, 0.0)
+    modules = mock.MagicMock()
+    with mock.patch.object(repository, "make_approach", return_value=approach) as made:
+        matrix = alone.theirs_par(modules, joins, tasks, tests, 0)
+    np.testing.assert_allclose(matrix, [[0.2, 0.1], [0.2, 0.3]])
+    assert made.call_args.kwargs["reuse_threshold"] == (1.0 if joins else -1.0)
+    assert made.call_args.kwargs["reuse_cell_threshold"] == -1.0
+    approach.auto_ml(4, init_channel=64, device="cpu")
+    search.assert_called_once_with(4, init_channel=alone.PAR_CHANNELS, device="cpu")
+
+    searched = mock.Mock(return_value=SimpleNamespace(genotype=DARTS_V1))
+    few = dataclasses.replace(alone.PAR, recipe=dataclasses.replace(alone.PAR.recipe, epochs=1))
+    with mock.patch.object(alone, "search_cell", searched), mock.patch.object(alone, "PAR", few):
+        matrix = alone.ours_par(joins, tasks, tests, 0)
+    assert searched.call_count == (1 if joins else 2)
+    assert joins or matrix[0, 0] == matrix[1, 0]
+
+
 def test_the_best_candidate_of_mntdp_stays_with_its_best_weights():
     tasks, tests = [task(0), task(1)], [images(0, "test"), images(1, "test")]
 

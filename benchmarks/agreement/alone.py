@@ -34,7 +34,8 @@ from benchmarks.agreement import lmc, mntdp, modular, repository
 from benchmarks.agreement.baselines import N_CLASSES, PAIRS, RECIPE, as_ours_on_purpose, make_theirs
 from benchmarks.agreement.comparison import Row, all_of, means_agree, run, small_split, small_tasks
 from benchmarks.agreement.protected import load_gpm, load_hat, old_torch
-from par.config import Config, NetworkSettings, Recipe
+from par.cells.search import search_cell
+from par.config import Config, ExpertSettings, NetworkSettings, Recipe, SearchSettings
 from par.methods import load_method
 from par.methods.bases.method import LearningTask, Step
 from par.settings import resolve
@@ -95,6 +96,11 @@ CASES = {name: Case(replace(RECIPE, epochs=EPOCHS), hyper, 2) for name, (hyper, 
     ),
 }
 OF_PAR = (*PAIRS, "learn_to_grow")
+# PAR with its plan given, by thresholds that every distance is below or above: all join the first, or all are searched
+PAR = Case(Recipe(epochs=10, batch_size=16), {}, 2)
+PAR_JOINS = {"par, all in one expert": True, "par, a searched expert each": False}
+PAR_CHANNELS, PAR_SEARCH = 8, SearchSettings(update="mdl", epochs=4)
+CASES |= dict.fromkeys(PAR_JOINS, PAR)
 Side = Callable[[Sequence[LearningTask], Sequence[Images], int], np.ndarray]  # to the matrix r_ij of a seed
 
 
@@ -114,6 +120,64 @@ def ours(name: str, tasks: Sequence[LearningTask], tests: Sequence[Images], seed
     return matrix
 
 
+def ours_par(joins: bool, tasks: Sequence[LearningTask], tests: Sequence[Images], seed: int) -> np.ndarray:
+    """PAR on our side."""
+    expert = ExpertSettings(channels=PAR_CHANNELS)
+    settings = resolve(Config("agreement", (), (0,), {}, expert=expert), "", "par")
+    experts: list[Any] = []
+    matrix = blank_matrix(len(tasks))
+    for task in tasks:
+        key = f"agreement/{seed}/{task.id}"
+        if not (experts and joins):
+            found = search_cell(task.train, task.n_classes, expert, PAR_SEARCH, PAR.recipe, f"{key}/search")
+            experts.append(load_method("par")(settings))
+        experts[-1].learn(replace(task, genotype=found.genotype.to_json()), Step(PAR.recipe, key))
+        for number in range(task.id + 1):
+            logits = partial(experts[min(number, len(experts) - 1)].logits, task_id=number)
+            matrix[task.id, number] = trainer.accuracy(logits, tests[number])
+    return matrix
+
+
+def theirs_par(
+    modules: SimpleNamespace, joins: bool, tasks: Sequence[LearningTask], tests: Sequence[Images], seed: int
+) -> np.ndarray:
+    """PAR's own: all of its ``learn``, the pixels in the place of features."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    approach = repository.make_approach(
+        modules,
+        [task.n_classes for task in tasks],
+        nn.Flatten(),
+        PAR_CHANNELS,
+        sample_epochs=PAR_SEARCH.epochs,
+        epochs=PAR.recipe.epochs,
+        batch=PAR.recipe.batch_size,
+        eval_batch=TEST_BATCH,
+        reuse_threshold=1.0 if joins else -1.0,
+        reuse_cell_threshold=-1.0,
+    )
+    search = approach.auto_ml  # whose network has 64 channels whatever the experts have
+    approach.auto_ml = lambda *arguments, **options: search(*arguments, **options | {"init_channel": PAR_CHANNELS})
+    matrix = blank_matrix(len(tasks))
+    with (
+        redirect_stdout(io.StringIO()),
+        mock.patch("torch.utils.data.DataLoader", _loader),
+        mock.patch.object(modules.par_v2.utils_draw, "draw_heatmap"),
+        mock.patch.object(modules.mdenas_search.utils, "count_parameters_in_MB", lambda network: 0.0),
+    ):
+        for task in tasks:
+            splits = (TensorDataset(*all_of(split)) for split in (task.train, task.valid))
+            approach.learn(task.id, *splits, "cpu")
+            for number in range(task.id + 1):
+                matrix[task.id, number] = approach.eval(number, [all_of(tests[number])], "test", "cpu")[1]
+    return matrix
+
+
+def _loader(data: Any, batch_size: int, shuffle: bool = False, sampler: Any = None, **_: Any) -> DataLoader[Any]:
+    """A loader without processes."""
+    return DataLoader(data, batch_size=batch_size, shuffle=shuffle, sampler=sampler)
+
+
 def theirs_of_par(
     modules: SimpleNamespace,
     name: str,
@@ -131,9 +195,6 @@ def theirs_of_par(
     else:
         approach = make_theirs(modules, name, len(tasks), case.recipe)
 
-    def loader(data: Any, batch_size: int, shuffle: bool = False, sampler: Any = None, **_: Any) -> Any:
-        return DataLoader(data, batch_size=batch_size, shuffle=shuffle, sampler=sampler)  # without processes
-
     def set_aside(task_id: int) -> AbstractContextManager[None]:
         if not as_ours:
             return nullcontext()
@@ -142,7 +203,7 @@ def theirs_of_par(
         return as_ours_on_purpose(modules, approach, name, task_id)
 
     matrix = blank_matrix(len(tasks))
-    with redirect_stdout(io.StringIO()), mock.patch("torch.utils.data.DataLoader", loader):
+    with redirect_stdout(io.StringIO()), mock.patch("torch.utils.data.DataLoader", _loader):
         for task in tasks:
             splits = (TensorDataset(*all_of(split)) for split in (task.train, task.valid))
             with set_aside(task.id):
@@ -349,6 +410,8 @@ def sides(options: argparse.Namespace) -> Iterator[tuple[str, Side]]:
         modules = repository.load(options.repository)
         names = [name for name in OF_PAR if name in options.methods]
         yield from ((name, partial(theirs_of_par, modules, name, options.as_ours)) for name in names)
+        if "par" in options.methods:
+            yield from ((name, partial(theirs_par, modules, joins)) for name, joins in PAR_JOINS.items())
     if options.hat is not None:
         yield "hat", partial(theirs_hat, load_hat(options.hat))
     if options.gpm is not None:
@@ -371,7 +434,8 @@ def compare(stream: Stream, methods: Sequence[tuple[str, Side]], n_seeds: int) -
         step = CASES[name].step
         tasks = small_tasks(stream, (N_IMAGES,) * N_TASKS, step=step, kind=Images)
         tests = [small_split(task, "test", N_TESTED, step, Images) for task in stream.tasks[:N_TASKS]]
-        found = [[side(tasks, tests, seed) for seed in range(n_seeds)] for side in (partial(ours, name), theirs)]
+        here = partial(ours_par, PAR_JOINS[name]) if name in PAR_JOINS else partial(ours, name)
+        found = [[side(tasks, tests, seed) for seed in range(n_seeds)] for side in (here, theirs)]
         yield from means_agree(f"{name}, each by itself", *found)
 
 
@@ -385,7 +449,8 @@ def main() -> None:
     parser.add_argument("--mntdp", type=Path, help="checkout of TomVeniat/MNTDP")
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-100")
     parser.add_argument("--seeds", type=int, default=3, help="of each side, at least 2")
-    parser.add_argument("--methods", nargs="+", default=list(OF_PAR), choices=OF_PAR, help="of WenjinW/PAR")
+    of_par = (*OF_PAR, "par")
+    parser.add_argument("--methods", nargs="+", default=list(of_par), choices=of_par, help="of WenjinW/PAR")
     parser.add_argument("--as-ours", action="store_true", help="WenjinW/PAR without what differs on purpose")
     options = parser.parse_args()
     if options.seeds < 2:
