@@ -9,7 +9,7 @@ P := demo
 # CPU=1 installs torch and torchvision from here, without CUDA; an environment made so stays so
 CPU ?= $(if $(wildcard $(VENV)/torch.txt),1)
 UV_RANGE := "uv>=0.13,<0.14"
-# UV=1 installs by uv, in a third of the time; what is said to pip (PIP_NO_INDEX, pip.conf) uv does not hear
+# UV=1 installs by uv, which takes less time; what is said to pip (PIP_NO_INDEX, pip.conf) uv does not hear
 INSTALL := $(VENV)/bin/python -m pip install --disable-pip-version-check
 ifeq ($(UV),1)
 INSTALL := $(VENV)/bin/uv pip install --python $(VENV)/bin/python --compile-bytecode

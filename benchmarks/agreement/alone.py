@@ -158,16 +158,26 @@ def theirs_par(
     )
     search = approach.auto_ml  # whose network has 64 channels whatever the experts have
     approach.auto_ml = lambda *arguments, **options: search(*arguments, **options | {"init_channel": PAR_CHANNELS})
-    matrix = blank_matrix(len(tasks))
     with (
-        redirect_stdout(io.StringIO()),
-        mock.patch("torch.utils.data.DataLoader", _loader),
         mock.patch.object(modules.par_v2.utils_draw, "draw_heatmap"),
         mock.patch.object(modules.mdenas_search.utils, "count_parameters_in_MB", lambda network: 0.0),
     ):
+        return learned_by(approach, lambda task_id: nullcontext(), tasks, tests)
+
+
+def learned_by(
+    approach: Any,
+    set_aside: Callable[[int], AbstractContextManager[None]],
+    tasks: Sequence[LearningTask],
+    tests: Sequence[Images],
+) -> np.ndarray:
+    """r_ij of an approach of PAR's repository, which learns each task within ``set_aside`` of its id."""
+    matrix = blank_matrix(len(tasks))
+    with redirect_stdout(io.StringIO()), mock.patch("torch.utils.data.DataLoader", _loader):
         for task in tasks:
             splits = (TensorDataset(*all_of(split)) for split in (task.train, task.valid))
-            approach.learn(task.id, *splits, "cpu")
+            with set_aside(task.id):
+                approach.learn(task.id, *splits, "cpu")
             for number in range(task.id + 1):
                 matrix[task.id, number] = approach.eval(number, [all_of(tests[number])], "test", "cpu")[1]
     return matrix
@@ -196,22 +206,14 @@ def theirs_of_par(
         approach = make_theirs(modules, name, len(tasks), case.recipe)
 
     def set_aside(task_id: int) -> AbstractContextManager[None]:
+        approach.model.zero_grad()
         if not as_ours:
             return nullcontext()
         if grows:
             return modular.without_quirks(approach.model, modular.QUIRKS)
         return as_ours_on_purpose(modules, approach, name, task_id)
 
-    matrix = blank_matrix(len(tasks))
-    with redirect_stdout(io.StringIO()), mock.patch("torch.utils.data.DataLoader", _loader):
-        for task in tasks:
-            splits = (TensorDataset(*all_of(split)) for split in (task.train, task.valid))
-            with set_aside(task.id):
-                approach.model.zero_grad()
-                approach.learn(task.id, *splits, "cpu")
-            for number in range(task.id + 1):
-                matrix[task.id, number] = approach.eval(number, [all_of(tests[number])], "test", "cpu")[1]
-    return matrix
+    return learned_by(approach, set_aside, tasks, tests)
 
 
 def theirs_hat(

@@ -15,7 +15,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,9 +81,7 @@ def import_from(
     last = folder / f"{names[-1].replace('.', '/')}.py"
     if not last.is_file():
         raise SystemExit(f"{directory} holds no {last.relative_to(directory)}; name a checkout of {what}.")
-    own = {name.partition(".")[0] for name in names}  # other checkouts have packages of the same names
-    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
-        del sys.modules[name]
+    _forget({name.partition(".")[0] for name in names})  # other checkouts have packages of the same names
     absent = [name for name in stubs if name == "turtle" or not _is_installed(name)]
     replaced = {name: mock.MagicMock() for name in absent} | dict(stand_ins or {})
     sys.modules |= replaced
@@ -105,11 +103,7 @@ def run_script(script: Path, options: Mapping[str, Any], folder: Path, stand_ins
     own = {path.stem for path in script.parent.iterdir()}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
-    def forget() -> None:
-        for name in [name for name in sys.modules if name.partition(".")[0] in own]:
-            del sys.modules[name]
-
-    forget()
+    _forget(own)
     sys.modules |= dict(stand_ins)
     try:
         with (
@@ -122,7 +116,13 @@ def run_script(script: Path, options: Mapping[str, Any], folder: Path, stand_ins
         ):
             return runpy.run_path(str(script.resolve()))
     finally:
-        forget()
+        _forget(own)
+
+
+def _forget(packages: Collection[str]) -> None:
+    """Let modules of these top-level names be imported anew."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        del sys.modules[name]
 
 
 def _is_installed(name: str) -> bool:
