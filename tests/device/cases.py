@@ -106,13 +106,6 @@ class Calls:
         return step
 
 
-class Refusals(Calls):
-    """A recorder that cannot record any step: all are called."""
-
-    def record(self, step: Callable[[], None]) -> Callable[[], None]:
-        raise RuntimeError("refused")
-
-
 def through(
     case: Case, device: torch.device, base: Recipe = RECIPE, kept: list[Tensor] | None = None
 ) -> tuple[list[float], list[Tensor]]:

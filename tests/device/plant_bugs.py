@@ -77,7 +77,7 @@ BUGS = {
     "supernet": Bug("search mdl", "cells/search.py", ".to(\n            train.pixels.device\n        )", ""),
     "extractor": Bug("extractor", "relatedness/extractor.py", "torch.tensor(std, device=device)", "torch.tensor(std)"),
     "pooling": Bug("soft_gating", "networks/pooling.py", 'maps.device.type == "cpu"', "True"),
-    "legal index": Bug("gpm", "training/images.py", "[flat.view(-1)]", "[flat.view(-1).cpu()]", legal=True),
+    "legal index": Bug("gpm 48 px", "training/images.py", "[flat.view(-1)]", "[flat.view(-1).cpu()]", legal=True),
     "index copied in a step": Bug("captured gpm", "training/images.py", "[flat.view(-1)]", "[flat.view(-1).cpu()]"),
     "number copied in a step": Bug(
         "captured hat",
