@@ -18,8 +18,8 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 CUDA := ^(cuda|nvidia|triton)
 # oneDNN and torch then take the kernels of older CPUs
 WITHOUT_AVX512 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
-# of files, pixels and words: no number of theirs comes from a kernel
-NO_KERNELS := $(addprefix --ignore=tests/,pipeline reporting streams \
+# of files, processes, pixels and words: whether they pass does not depend on a kernel
+NO_KERNELS := $(addprefix --ignore=tests/,pipeline reporting steps streams \
 	$(patsubst %,test_%.py,benchmarks_costs claims config files hostile_input layers lock makefile sources_doc style))
 
 # dvc.yaml and the tests say `python`, which must be the environment's

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from par.files import read_json
 from pipeline.tables import _remove_unlisted
-from tests.project import PARAMS, REPOSITORY, environment, made_once, make_project, run, stages_run
+from tests.project import PARAMS, REPOSITORY, STAGES, environment, made_once, make_project, run, run_stage, stages_run
 
 # a stream of image folders in a data_dir outside of the checkout, which only PAR learns
 FOLDERS = """
@@ -114,6 +115,26 @@ def copy_of(shared: Path, folder: Path) -> Path:
 
 
 @pytest.mark.slow
+def test_equal_runs_are_equal_files_and_clocks_lie_apart(shared, tmp_path):
+    one, other = shared / "origin", copy_of(shared, tmp_path / "project")
+    for computed in ("cells", "seconds", "runs", "results", ".par/store"):
+        shutil.rmtree(other / computed)
+    for stage in STAGES[4:7]:
+        run_stage(other, stage)
+    for part in ("cells", "runs", "results"):
+        found = [{name: digest for name, (_, _, digest) in snapshot(folder / part).items()} for folder in (one, other)]
+        assert found[0] == found[1] != {}
+    assert {"predictions.npz", "model.pt", "settings.json", "log.csv", "steps.json"} == {
+        path.name for path in (one / "runs/tiny/par").rglob("*.*")
+    }
+    clocks = [snapshot(folder / "seconds") for folder in (one, other)]
+    assert list(clocks[0]) == list(clocks[1]) and {"search/tiny.json", "train/tiny.json"} < set(clocks[0])
+    assert all(clocks[0][name][2] != clocks[1][name][2] for name in clocks[0] if name.endswith(".json"))
+    entry = read_json(one / "reports/tiny/results/tiny.json")["learners"]["par"]["0"]
+    assert entry["seconds"] > 0 and entry["seconds_search"] > 0
+
+
+@pytest.mark.slow
 def test_a_shallow_clone_and_a_worktree_have_nothing_to_run(shared, tmp_path):
     clone, worktree = tmp_path / "clone", tmp_path / "worktree"
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{shared}/origin", str(clone))
@@ -184,6 +205,7 @@ def test_only_what_dvc_made_of_unlisted_streams_is_removed(tmp_path, monkeypatch
     assert "DVC's cache does not hold results/gone.json, so they stay" in said
 
 
+@pytest.mark.exhaustive  # a whole stream is learned once more
 @pytest.mark.slow
 def test_what_no_commit_left_out_of_the_cache_stays(shared, tmp_path):
     project = copy_of(shared, tmp_path / "project")
@@ -289,3 +311,29 @@ def test_two_checkouts_build_at_once_from_one_data_dir(shared, tmp_path):
     for project in projects:
         built.append({name: found[2] for name, found in snapshot(project / "data/streams").items()})
     assert built[0] == built[1] != {} and snapshot(data_dir) == before
+
+
+def journals(folder: Path) -> set[str]:
+    return {path.name for path in (folder / ".mlflow/journal").iterdir()}
+
+
+@pytest.mark.slow
+def test_a_second_repro_does_nothing_and_thresholds_that_decide_otherwise_only_what_changed(shared, tmp_path):
+    project = copy_of(shared, tmp_path / "project")
+    assert nothing_to_run(project)
+    before = journals(project)
+    done = run(project, "dvc", "repro")
+    assert stages_run(done) == {"fingerprints"} and "new or changed files read: 0" in done.stdout
+    assert journals(project) == before, "no other stage started, not even to find that it has nothing to do"
+
+    decisions = read_json(project / "plans/tiny/par.json")["seeds"]["0"]["tasks"]
+    assert [decision["decision"] for decision in decisions] == ["search", "search", "join"]
+
+    same = run(project, "dvc", "exp", "run", "-S", "alpha=0.4")
+    assert stages_run(same) == {"fingerprints", "route@tiny", "tables"}
+
+    never = run(project, "dvc", "exp", "run", "-S", "alpha=-inf", "-S", "beta=-inf")
+    changed = {"route@tiny", "search@tiny", "train@tiny", "evaluate@tiny", "tables"}
+    assert stages_run(never) == {"fingerprints", *changed}
+    counts = [line for line in never.stdout.splitlines() if line.startswith("steps computed")]
+    assert counts == ["steps computed: 1, from the store: 2", "steps computed: 1, from the store: 8"]

@@ -13,7 +13,7 @@ from par.steps.store import Store, read_entry
 from tests.project import PARAMS, REPOSITORY, commit, make_project, run, stages_run
 
 FILL = (sys.executable, "-m", "pipeline.fill")
-VARIANTS = "ablation:\n  streams:\n    - tiny\n  variants:\n    - fixed\n    - fine\n"
+VARIANTS = "ablation:\n  streams:\n    - tiny\n  variants:\n    - fixed\n"
 
 
 @pytest.fixture(scope="module")
