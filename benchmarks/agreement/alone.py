@@ -105,36 +105,50 @@ Side = Callable[[Sequence[LearningTask], Sequence[Images], int], np.ndarray]  # 
 
 
 def ours(name: str, tasks: Sequence[LearningTask], tests: Sequence[Images], seed: int) -> np.ndarray:
-    """Our side."""
+    """Our side of a method that needs no plan."""
     case = CASES[name]
     settings = resolve(Config("agreement", (), (0,), {name: dict(case.hyper)}, network=case.network), "", name)
-    learners: list[Any] = []
-    matrix = blank_matrix(len(tasks))
-    for task in tasks:
+
+    def begin(task: LearningTask, key: str, learners: list[Any]) -> LearningTask:
         if not learners or learners[-1].chains == "task":
             learners.append(load_method(name)(settings))
-        learners[-1].learn(task, Step(case.recipe, f"agreement/{seed}/{task.id}"))
-        for number in range(task.id + 1):
-            learner = learners[min(number, len(learners) - 1)]
-            matrix[task.id, number] = trainer.accuracy(partial(learner.logits, task_id=number), tests[number])
-    return matrix
+        return task
+
+    return learned_by_us(begin, case.recipe, tasks, tests, seed)
 
 
 def ours_par(joins: bool, tasks: Sequence[LearningTask], tests: Sequence[Images], seed: int) -> np.ndarray:
     """PAR on our side."""
-    expert = ExpertSettings(channels=PAR_CHANNELS)
+    expert, cells = ExpertSettings(channels=PAR_CHANNELS), []
     settings = resolve(Config("agreement", (), (0,), {}, expert=expert), "", "par")
-    experts: list[Any] = []
+
+    def begin(task: LearningTask, key: str, experts: list[Any]) -> LearningTask:
+        if not (experts and joins):
+            found = search_cell(task.train, task.n_classes, expert, PAR_SEARCH, PAR.recipe, f"{key}/search")
+            cells.append(found.genotype.to_json())
+            experts.append(load_method("par")(settings))
+        return replace(task, genotype=cells[-1])
+
+    return learned_by_us(begin, PAR.recipe, tasks, tests, seed)
+
+
+def learned_by_us(
+    begin: Callable[[LearningTask, str, list[Any]], LearningTask],
+    recipe: Recipe,
+    tasks: Sequence[LearningTask],
+    tests: Sequence[Images],
+    seed: int,
+) -> np.ndarray:
+    """r_ij of our learners; the last of the list learns a task, as ``begin`` gives it, which may add one before."""
+    learners: list[Any] = []
     matrix = blank_matrix(len(tasks))
     for task in tasks:
         key = f"agreement/{seed}/{task.id}"
-        if not (experts and joins):
-            found = search_cell(task.train, task.n_classes, expert, PAR_SEARCH, PAR.recipe, f"{key}/search")
-            experts.append(load_method("par")(settings))
-        experts[-1].learn(replace(task, genotype=found.genotype.to_json()), Step(PAR.recipe, key))
+        begun = begin(task, key, learners)
+        learners[-1].learn(begun, Step(recipe, key))
         for number in range(task.id + 1):
-            logits = partial(experts[min(number, len(experts) - 1)].logits, task_id=number)
-            matrix[task.id, number] = trainer.accuracy(logits, tests[number])
+            learner = learners[min(number, len(learners) - 1)]
+            matrix[task.id, number] = trainer.accuracy(partial(learner.logits, task_id=number), tests[number])
     return matrix
 
 
