@@ -15,11 +15,8 @@ DOCUMENT = REPOSITORY / "docs" / "reliability.md"
 # in every run; the others with `make test-exhaustive`, and many of each kind with `make faults`
 EVERY_RUN = (
     "SIGKILL to the stage while it trains",
-    "SIGINT to the group while it trains",
     "SIGKILL to the worker while it trains",
     "an entry of the store: a bit flipped",
-    "an entry of the store: a folder in its place",
-    "tracking server: mute",
     "an odd value or key in params.yaml",
 )
 # in parts for processes of tests that run side by side: as one test it was the last to end, by minutes

@@ -35,6 +35,7 @@ def test_everything_trains_saves_restores_and_predicts_on_one_device():
     assert passed >= {f"captured {name}" for name in METHODS}
 
 
+@pytest.mark.exhaustive
 def test_planted_bugs_are_found():
     """Four of them, of four kinds, and what is none; `python -m tests.device.plant_bugs` plants all."""
     bugs = "memory indices", "generator", "number copied in a step", "rate in a graph"
@@ -59,6 +60,7 @@ for name in ("finetune", "er", "agem", "mntdp_s"):
 """
 
 
+@pytest.mark.exhaustive
 def test_docs_have_the_counts_of_a_step():
     done = python("-c", COUNTED)
     assert done.returncode == 0, done.stdout + done.stderr

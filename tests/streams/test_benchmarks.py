@@ -197,13 +197,9 @@ def check_ctrl_with_gtsrb(stream, expected) -> None:
     no_leak(stream)
 
 
-MORE_CTRL = "ctrl_plus", "ctrl_out", "ctrl_pl"
-
-
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["ctrl_minus", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MORE_CTRL)]
-)
+@pytest.mark.parametrize("name", ["ctrl_minus", "ctrl_plus", "ctrl_out", "ctrl_pl"])
 def test_real_ctrl_streams_with_gtsrb(real_data, tmp_path, name):
     check_ctrl_with_gtsrb(build_stream(f"{name}_gtsrb", 0, real_data, tmp_path), CTRL[name])
 
