@@ -240,14 +240,14 @@ def test_parent_shows_the_root_keys_and_what_was_swept(checkout):
 
 
 @pytest.mark.slow
-def test_eight_stages_meeting_no_database_make_eight_runs_and_one_parent(tmp_path, monkeypatch):
+def test_four_stages_meeting_no_database_make_four_runs_and_one_parent(tmp_path, monkeypatch):
     checkout = make_checkout(tmp_path, monkeypatch, database=False)
-    processes = [start_stage(f"run.metrics({{'AP': {i}}})", DVC_STAGE=f"train@s{i}") for i in range(8)]
+    processes = [start_stage(f"run.metrics({{'AP': {i}}})", DVC_STAGE=f"train@s{i}") for i in range(4)]
     for process in processes:
         _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
     assert journals(checkout, ".jsonl") == []
-    assert sorted(run.data.metrics["AP"] for run in runs(checkout, "stage")) == list(range(8))
+    assert sorted(run.data.metrics["AP"] for run in runs(checkout, "stage")) == list(range(4))
     assert len(runs(checkout, "pipeline")) == 1
 
 
