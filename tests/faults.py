@@ -39,7 +39,7 @@ from par.files import canonical_json, sha256_bytes
 from par.schema import ConfigError, read_yaml
 from par.settings import load
 from par.steps.store import Store
-from tests.project import PARAMS, STAGES, environment, make_project, run, run_stage
+from tests.project import PARAMS, environment, make_project, run, run_stage, run_until_training
 
 SHUTDOWN_SECONDS = 2.0  # what outlives its parent longer is a survivor
 LONGEST_WAIT = 5.0  # seconds that a fault may cost a stage
@@ -131,11 +131,7 @@ def learn_truth(home: Path) -> None:
     # A disk that fills up while Python 3.11 or 3.12 compiles a module leaves half a file that no later start can read
     # (python/cpython#126606): nothing of ours, so all is compiled before.
     compileall.compile_dir(folder, quiet=1)
-    for stage in STAGES[:5]:
-        run_stage(folder, stage)
-    shutil.rmtree(
-        folder / ".mlflow"
-    )  # or every stage in a copy publishes these journals once they are five minutes old
+    run_until_training(folder)
     trained = shutil.copytree(folder, home / "trained")
     started = time.monotonic()
     run_stage(trained, "train")

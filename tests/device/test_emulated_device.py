@@ -37,11 +37,11 @@ def test_everything_trains_saves_restores_and_predicts_on_one_device():
 
 @pytest.mark.exhaustive
 def test_planted_bugs_are_found():
-    """Four of them, of four kinds, and what is none; `python -m tests.device.plant_bugs` plants all."""
-    bugs = "memory indices", "generator", "number copied in a step", "rate in a graph"
+    """Five of them, of five kinds, and what is none; `python -m tests.device.plant_bugs` plants all."""
+    bugs = "memory indices", "generator", "saved bases", "number copied in a step", "rate in a graph"
     done = python("-m", "tests.device.plant_bugs", *bugs, "legal index")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("found") == 4 and done.stdout.count("passes") == 1, done.stdout
+    assert done.stdout.count("found") == 5 and done.stdout.count("passes") == 1, done.stdout
 
 
 COUNTED = """

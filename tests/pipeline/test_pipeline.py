@@ -24,7 +24,17 @@ from pipeline import stage as stages
 from pipeline import stream as stream_stage
 from pipeline.stage import StageError
 from tests.pipeline.helpers import make_checkout
-from tests.project import DIGITS, PARAMS, STAGES, environment, made_once, make_project, run, run_stage
+from tests.project import (
+    DIGITS,
+    PARAMS,
+    STAGES,
+    environment,
+    made_once,
+    make_project,
+    run,
+    run_stage,
+    run_until_training,
+)
 
 SMALL = {  # settings that make a method small enough for the tiny stream
     "cat": "{width: 20, similarity_epochs: 2}",
@@ -38,11 +48,7 @@ SMALL = {  # settings that make a method small enough for the tiny stream
 
 def route(folder: Path) -> None:
     """Make a project in ``folder/routed`` in which everything before training is done."""
-    make_project(folder / "routed")
-    for stage in STAGES[:5]:
-        run_stage(folder / "routed", stage)
-    # or every stage in a copy publishes these journals once they are five minutes old
-    shutil.rmtree(folder / "routed/.mlflow")
+    run_until_training(make_project(folder / "routed"))
 
 
 @pytest.fixture(scope="session")
@@ -196,8 +202,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, mistake, monkeyp
     with pytest.raises(SystemExit) as leaving:
         stages.run_stage("stream", stream_stage.main)
     assert leaving.value.code == 1
-    said = capsys.readouterr().err
-    (line,) = [line for line in said.splitlines() if line.startswith("stream tiny: ") and "%|" not in line]
+    line = line_of(capsys.readouterr().err, "stream tiny")
     for word in words:
         assert word in line
     left = folder / "data/streams"
@@ -216,9 +221,15 @@ def test_missing_weights_are_one_sentence(routed, tmp_path):
 
 
 def sentence(failed: subprocess.CompletedProcess[str], place: str) -> str:
-    """The one line by which a stage failed; a progress bar is none."""
-    assert failed.returncode == 1 and "Traceback" not in failed.stderr, failed.stderr
-    (line,) = [line for line in failed.stderr.splitlines() if line.startswith(f"{place}: ") and "%|" not in line]
+    """The one line by which a process of a stage failed."""
+    assert failed.returncode == 1, failed.stderr
+    return line_of(failed.stderr, place)
+
+
+def line_of(stderr: str, place: str) -> str:
+    """The one line of a stage that failed without a traceback; a progress bar is none."""
+    assert "Traceback" not in stderr, stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith(f"{place}: ") and "%|" not in line]
     return line
 
 
